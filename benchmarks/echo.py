@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from oraculo.bootstrap import make_adapters
-from oraculo.ports.broker import Broker, Consumer, Outgoing
+from oraculo.ports.broker import Broker, Consumer, Outgoing, publish_all
 from oraculo.ports.clock import SystemClock
 from oraculo.settings import Settings, load_settings
 
@@ -31,7 +31,7 @@ async def answer(settings: Settings) -> None:
 async def _answer_on(broker: Broker, queue: str) -> None:
     consumer = await broker.consume(queue, prefetch=2000)
     while deliveries := await consumer.take(BATCH):
-        await broker.publish([Outgoing(ANSWERED, delivery.body) for delivery in deliveries])
+        await publish_all(broker, [Outgoing(ANSWERED, delivery.body) for delivery in deliveries])
         await consumer.ack(deliveries)
 
 
@@ -53,7 +53,7 @@ async def measure(settings: Settings) -> dict[str, float]:
 
 async def _round_trip(broker: Broker, consumer: Consumer, queues: Sequence[str]) -> float:
     started = time.perf_counter()
-    await broker.publish([Outgoing(queue, BODY) for queue in queues])
+    await publish_all(broker, [Outgoing(queue, BODY) for queue in queues])
     await _receive(consumer, len(queues))
     return (time.perf_counter() - started) * 1000
 
@@ -63,7 +63,7 @@ async def _many(broker: Broker, consumer: Consumer) -> float:
     receiving = asyncio.create_task(_receive(consumer, MESSAGES))
     waiting = deque([Outgoing(ASKED, BODY)] * MESSAGES)
     while waiting:
-        await broker.publish([waiting.popleft() for _ in range(min(BATCH, len(waiting)))])
+        await publish_all(broker, [waiting.popleft() for _ in range(min(BATCH, len(waiting)))])
     await receiving
     return MESSAGES / (time.perf_counter() - started)
 

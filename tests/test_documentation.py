@@ -11,7 +11,8 @@ from pymongo.asynchronous.collection import AsyncCollection
 
 from oraculo import errors
 from oraculo.cli.client import Refused, Unreachable
-from oraculo.ports.broker import NotAnId, NotMoved, NotTaken
+from oraculo.ports.broker import NotMoved
+from oraculo.ports.broker_admin import NotAnId
 from oraculo.settings import KeyRole
 from oraculo.settings.loading import _VARIABLES
 from oraculo.stores.mongo.server import Server
@@ -109,7 +110,7 @@ def test_what_is_linked_to_is_there(page: str) -> None:
 def test_the_tree_of_errors_has_them_all() -> None:
     ours = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, Exception)]
     drawn = re.findall(r"^[│├└─ ]*(\w+)(?:  | it |$)", errors.__doc__ or "", re.MULTILINE)
-    assert sorted(drawn) == sorted(each.__name__ for each in (*ours, NotAnId, NotMoved, NotTaken, Refused, Unreachable))
+    assert sorted(drawn) == sorted(each.__name__ for each in (*ours, NotAnId, NotMoved, Refused, Unreachable))
 
 
 async def test_the_page_of_stores_has_every_field_and_collection_of_mongodb() -> None:

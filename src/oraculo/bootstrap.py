@@ -15,15 +15,15 @@ import structlog
 
 from oraculo.bridges.outlook import SparingOutlook
 from oraculo.brokers.failover import FailoverBroker
-from oraculo.brokers.liveness import VigilantBroker
+from oraculo.brokers.liveness import LivenessBroker
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.loopback import is_loopback
 from oraculo.errors import Fault, InvalidSettings, how_to_add
 from oraculo.ports.bridge import Outlook, RunningBridge, RunStarter
-from oraculo.ports.broker import Broker
+from oraculo.ports.broker_admin import FullBroker
 from oraculo.ports.clock import Clock, Entropy, SystemClock, SystemEntropy
 from oraculo.ports.objects import Objects
-from oraculo.ports.store import Store
+from oraculo.ports.store import Storage
 from oraculo.ports.telemetry import Telemetry
 from oraculo.settings import ApiSettings, Settings
 from oraculo.settings.urls import without_secrets
@@ -77,8 +77,8 @@ class System:
     settings: Settings
     engine: "Engine"
     operations: "Operations"
-    broker: Broker
-    store: Store
+    broker: FullBroker
+    store: Storage
     objects: Objects | None
     metrics: "Metrics"
     clock: Clock
@@ -87,7 +87,7 @@ class System:
 
 def make_broker(
     settings: Settings, clock: Clock, telemetry: Telemetry | None = None, *, own_queues: Sequence[str] = ()
-) -> Broker:
+) -> FullBroker:
     """One for each URL, watched over, and behind one face when there are several. `own_queues`: those that nobody but
     the caller reads. Raises InvalidSettings."""
     adapters = [broker for _, broker in make_adapters(settings, clock, sends_canaries=bool(own_queues))]
@@ -95,13 +95,13 @@ def make_broker(
         return adapters[0]
     telemetry = telemetry or Hub(LogSubscriber())
     silence = settings.broker.silence
-    watched: list[Broker] = [
-        VigilantBroker(adapter, clock, telemetry, own_queues=own_queues, silence=silence) for adapter in adapters
+    watched: list[FullBroker] = [
+        LivenessBroker(adapter, clock, telemetry, own_queues=own_queues, silence=silence) for adapter in adapters
     ]
     return watched[0] if len(watched) == 1 else FailoverBroker(watched)
 
 
-def make_adapters(settings: Settings, clock: Clock, *, sends_canaries: bool = False) -> list[tuple[str, Broker]]:
+def make_adapters(settings: Settings, clock: Clock, *, sends_canaries: bool = False) -> list[tuple[str, FullBroker]]:
     """Each broker by itself, with its URL, for whoever wants to know how each is doing. Raises InvalidSettings."""
     urls, names = settings.broker.urls, _broker_names(settings.broker.urls)
     if len(urls) > 1 and "memory" in map(_scheme, urls):
@@ -116,7 +116,7 @@ def _broker_names(urls: Sequence[str]) -> list[str]:
     return told_apart([_BROKER_EXTRAS.get(_scheme(url), _scheme(url)) for url in urls])
 
 
-def _make_adapter(url: str, name: str, all_settings: Settings, clock: Clock, silence: float | None) -> Broker:
+def _make_adapter(url: str, name: str, all_settings: Settings, clock: Clock, silence: float | None) -> FullBroker:
     """The client is imported here, so that nobody needs one that is not used. `silence`: how long there may be no proof
     that it works; None: for as long as nobody uses it."""
     scheme, settings = _scheme(url), all_settings.broker
@@ -152,7 +152,7 @@ def _make_adapter(url: str, name: str, all_settings: Settings, clock: Clock, sil
         raise _not_installed("ORACULO_BROKER_URL", scheme, _BROKER_EXTRAS[scheme], error) from error
 
 
-def make_store(settings: Settings, *, exclusive: bool | None = None) -> Store:
+def make_store(settings: Settings, *, exclusive: bool | None = None) -> Storage:
     """`exclusive`: for this process alone, where the store knows such a thing; None: only to look in. Raises
     InvalidSettings."""
     url = settings.store.url
@@ -230,8 +230,8 @@ def _folder_beside(store_url: str) -> Path | None:
 
 def make_bridges(
     settings: Settings,
-    broker: Broker,
-    store: Store,
+    broker: FullBroker,
+    store: Storage,
     clock: Clock,
     entropy: Entropy,
     telemetry: Telemetry,
@@ -349,7 +349,9 @@ def make_app(system: System, *, workers: Sequence[App] = (), only_health: bool =
     return app
 
 
-def make_worker(app: App, broker: Broker, settings: Settings, clock: Clock, objects: Objects | None = None) -> Worker:
+def make_worker(
+    app: App, broker: FullBroker, settings: Settings, clock: Clock, objects: Objects | None = None
+) -> Worker:
     """It uses `objects` only when their URL is set: only then does the orchestrator count on workers that do."""
     return Worker(
         app,

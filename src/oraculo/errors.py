@@ -15,7 +15,9 @@ OraculoError
 ├── TooManyNewQueues        a minute brought as many new queues as the settings allow; worth a retry
 ├── BrokerError             the broker refused or did not confirm
 │   ├── BrokerUnavailable   it cannot be reached now; worth a retry
-│   │   ├── NotTaken        it works, and did not take some messages (in ports/broker.py)
+│   │   ├── QueueUnavailable  one queue takes nothing now, while the broker works
+│   │   │   ├── QueueFull   it has no room, by a limit of its owner's
+│   │   │   └── QueueDown   it does not work; another broker may take its messages
 │   │   ├── NotMoved        one of several could not put a dead letter away (there, too)
 │   │   └── ConsumerDoubted a consumer may not hear, and is made again to be sure (there, too)
 │   ├── MessageTooLarge     the broker will never take a message of that size
@@ -135,6 +137,18 @@ class BrokerError(OraculoError):
 
 class BrokerUnavailable(BrokerError):
     pass
+
+
+class QueueUnavailable(BrokerUnavailable):
+    """One queue takes nothing now, while the broker works. Worth a retry, and no reason to leave the broker."""
+
+
+class QueueFull(QueueUnavailable):
+    """A queue has no room, by a limit of its owner's: another broker is no way round it."""
+
+
+class QueueDown(QueueUnavailable):
+    """A queue does not work, while its broker does: another broker may take its messages."""
 
 
 class MessageTooLarge(BrokerError):

@@ -14,7 +14,7 @@ from oraculo.api import create_app
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.engine.operations import Operations
 from oraculo.engine.service import Engine
-from oraculo.ports.broker import Outgoing
+from oraculo.ports.broker import Outgoing, publish_all
 from oraculo.ports.clock import SystemClock, SystemEntropy
 from oraculo.ports.telemetry import Record
 from oraculo.settings import RunSettings, Settings
@@ -95,7 +95,7 @@ class Service:
             timestamp=command.timestamp,
             tarefa=command.tarefa,
         )
-        await self.broker.publish([Outgoing(naming.ANSWERS, encode_message(answer))])
+        await publish_all(self.broker, [Outgoing(naming.ANSWERS, encode_message(answer))])
         await consumer.ack([delivery])
         await consumer.close()
         return command
@@ -121,7 +121,7 @@ class Service:
 
     async def bury(self, queue: str, body: bytes, reason: str = "it was broken") -> None:
         """Puts a dead letter into the quarantine of `queue`."""
-        await self.broker.publish([Outgoing(queue, body, reason=reason)])
+        await publish_all(self.broker, [Outgoing(queue, body, reason=reason)])
 
 
 async def _accepted(_url: str, _body: bytes, _headers: dict[str, str]) -> int:

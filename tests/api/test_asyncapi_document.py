@@ -287,7 +287,7 @@ def test_a_password_is_asked_for_where_there_is_one() -> None:
 def test_servers_have_the_names_under_which_the_brokers_are_known() -> None:
     urls = ("redis://a", "amqp://b", "rediss://c", "nats://d", "tls://e", "amqps://f", "redis://g")
     adapters = make_adapters(Settings(broker=BrokerSettings(url=",".join(urls))), SystemClock())
-    assert list(document(urls=urls)["servers"]) == [broker.links()[0].name for _, broker in adapters]
+    assert list(document(urls=urls)["servers"]) == [broker.statuses()[0].name for _, broker in adapters]
 
 
 def test_rabbitmq_has_bindings_and_the_others_have_none() -> None:

@@ -13,7 +13,8 @@ from oraculo import __version__
 from oraculo.core.run import RunStatus
 from oraculo.engine.operations import LARGE_REQUEST
 from oraculo.errors import NO_THREAD, BrokerUnavailable, StoreError, StoreUnavailable
-from oraculo.ports.broker import Link, QueueState
+from oraculo.ports.broker import BrokerStatus
+from oraculo.ports.broker_admin import QueueState
 from oraculo.telemetry.metrics import MAX_QUEUES
 
 from .service import Service, assert_problem
@@ -115,15 +116,15 @@ async def test_metrics_tell_no_number_of_dead_letters_while_one_of_several_broke
 ) -> None:
     """Its own are in none, and a number that falls would end an alert."""
     await service.bury("fila_x", b"{}")
-    links = [Link("rabbitmq", None), Link("redis", None)]
-    monkeypatch.setattr(service.broker, "links", lambda: links)
+    links = [BrokerStatus("rabbitmq", None), BrokerStatus("redis", None)]
+    monkeypatch.setattr(service.broker, "statuses", lambda: links)
     letters, ready = 'oraculo_queue_dead_letters{queue="fila_x"} 1.0', 'oraculo_queue_ready{queue="fila_x"} 0.0'
     assert letters in (await service.client.get("/metrics")).text
-    links[0] = Link("rabbitmq", "refused")
+    links[0] = BrokerStatus("rabbitmq", "refused")
     told = (await service.client.get("/metrics")).text
     assert "oraculo_queue_dead_letters{" not in told
     assert ready in told, "of the work that the others have"
-    links[0] = Link("rabbitmq", None)
+    links[0] = BrokerStatus("rabbitmq", None)
     assert letters in (await service.client.get("/metrics")).text
 
 
@@ -131,12 +132,12 @@ async def test_metrics_tell_no_number_of_dead_letters_when_a_broker_comes_back_w
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await service.bury("fila_x", b"{}")
-    links, count = [Link("rabbitmq", "refused"), Link("redis", None)], service.broker.queues
-    monkeypatch.setattr(service.broker, "links", lambda: links)
+    links, count = [BrokerStatus("rabbitmq", "refused"), BrokerStatus("redis", None)], service.broker.queues
+    monkeypatch.setattr(service.broker, "statuses", lambda: links)
 
     async def queues(names: Sequence[str] | None = None) -> Sequence[QueueState]:
         counted = await count(names)
-        links[0] = Link("rabbitmq", None)
+        links[0] = BrokerStatus("rabbitmq", None)
         return counted
 
     monkeypatch.setattr(service.broker, "queues", queues)
@@ -149,7 +150,7 @@ async def test_metrics_tell_what_the_only_broker_has_though_it_takes_nothing(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await service.bury("fila_x", b"{}")
-    monkeypatch.setattr(service.broker, "links", lambda: [Link("rabbitmq", "out of memory")])
+    monkeypatch.setattr(service.broker, "statuses", lambda: [BrokerStatus("rabbitmq", "out of memory")])
     assert 'oraculo_queue_dead_letters{queue="fila_x"} 1.0' in (await service.client.get("/metrics")).text
 
 
@@ -229,8 +230,8 @@ async def test_a_system_without_room_for_threads_is_asked_again_later(
 async def test_one_broker_of_several_that_is_away_is_told_and_work_goes_on(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    links = [Link("rabbitmq", "refused"), Link("redis", None)]
-    monkeypatch.setattr(service.broker, "links", lambda: links)
+    links = [BrokerStatus("rabbitmq", "refused"), BrokerStatus("redis", None)]
+    monkeypatch.setattr(service.broker, "statuses", lambda: links)
     reply = await service.client.get("/health/ready")
     assert reply.status_code == 200
     assert reply.json()["status"] == "degradado"
@@ -239,10 +240,10 @@ async def test_one_broker_of_several_that_is_away_is_told_and_work_goes_on(
     told = (await service.client.get("/filas")).json()["brokers"]
     assert told[0] == {"nome": "rabbitmq", "ok": False, "problema": "refused", "filas_surdas": []}
     monkeypatch.setattr(service.operations._engine.names, "prefix", "loja.")
-    links[0] = Link("rabbitmq", None, deaf=("loja.resultados",))
+    links[0] = BrokerStatus("rabbitmq", None, deaf=("loja.resultados",))
     told = (await service.client.get("/filas")).json()["brokers"]
     assert told[0]["filas_surdas"] == ["resultados"]
-    links[0] = Link("rabbitmq", "refused")
+    links[0] = BrokerStatus("rabbitmq", "refused")
     metrics = (await service.client.get("/metrics")).text
     assert 'oraculo_broker_up{broker="rabbitmq"} 0.0' in metrics
     assert 'oraculo_broker_up{broker="redis"} 1.0' in metrics

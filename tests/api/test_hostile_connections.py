@@ -22,7 +22,7 @@ from oraculo.api.server.bounds import HEAD_BYTES, HEAD_FIELDS, client_of
 from oraculo.api.server.connection import BoundedConnection
 from oraculo.api.server.httptools_parser import BoundedHttpTools
 from oraculo.core.run import RunStatus
-from oraculo.ports.store import RunQuery
+from oraculo.ports.browse import RunQuery
 from oraculo.settings import ApiSettings
 from tests.api.live import LiveService, Parser, live
 from tests.api.service import SETTINGS

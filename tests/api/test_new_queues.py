@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from oraculo.engine.queues import limits as queue_limits
-from oraculo.ports.broker import Outgoing
+from oraculo.ports.broker import Outgoing, publish_all
 from oraculo.settings import QueueSettings
 from oraculo.wire import naming
 from oraculo.wire.message import Message, encode_message
@@ -51,7 +51,7 @@ async def send(service: Service, run_id: str, queues: Sequence[str]) -> None:
         payload=msgspec.Raw(msgspec.json.encode({"destinos": queues})),
         timestamp="2025-10-14T12:00:00Z",
     )
-    await service.broker.publish([Outgoing(naming.REQUESTS, encode_message(message))])
+    await publish_all(service.broker, [Outgoing(naming.REQUESTS, encode_message(message))])
 
 
 async def queues_there(service: Service) -> set[str]:

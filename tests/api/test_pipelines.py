@@ -9,7 +9,7 @@ import pytest
 
 from oraculo.api import replies
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Outgoing
+from oraculo.ports.broker import Outgoing, publish_all
 from oraculo.ports.telemetry import LoopFailed
 from oraculo.settings import LimitSettings, Settings
 from oraculo.wire import naming
@@ -301,7 +301,7 @@ async def test_a_message_that_asks_for_one_that_a_newer_version_put_waits_and_ho
     for run_id, name in asked.items():
         payload = msgspec.Raw(msgspec.json.encode({"pipeline": name}))
         message = Message(correlation_id=run_id, tipo_evento=naming.START_RUN, payload=payload, timestamp=NOW)
-        await service.broker.publish([Outgoing(naming.REQUESTS, encode_message(message))])
+        await publish_all(service.broker, [Outgoing(naming.REQUESTS, encode_message(message))])
     await until(service.runs, saying="the other's run")
     assert [run["correlation_id"] for run in await service.runs()] == ["b"]
     assert (

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from oraculo.pipeline.definition import Definition, Kind, Step, encode_definition
-from oraculo.ports.broker import Outgoing
+from oraculo.ports.broker import Outgoing, publish_all
 from oraculo.settings import QueueSettings
 from oraculo.wire import naming
 from oraculo.wire.message import Message, encode_message
@@ -79,7 +79,7 @@ async def test_a_message_names_no_queue_outside_either(bounded: Service) -> None
         timestamp="2025-10-14T12:00:00Z",
         responder_em="pagamentos",
     )
-    await bounded.broker.publish([Outgoing(naming.REQUESTS, encode_message(message))])
+    await publish_all(bounded.broker, [Outgoing(naming.REQUESTS, encode_message(message))])
 
     async def letters() -> Any:
         return (await bounded.client.get("/filas/orquestrador/dlq")).json()["mensagens"]

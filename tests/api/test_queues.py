@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from oraculo.api.replies import PAGE_BYTES
-from oraculo.errors import BrokerError
-from oraculo.ports.broker import DeadLetter, NotTaken, QueueState
+from oraculo.errors import BrokerError, QueueFull
+from oraculo.ports.broker_admin import DeadLetter, QueueState
 from oraculo.ports.telemetry import CommandsPublished, DeadLettered
 from oraculo.settings import BrokerSettings
 
@@ -335,7 +335,7 @@ async def test_a_full_queue_is_not_told_as_a_broker_that_cannot_be_reached(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def has_no_room(*_: object) -> int:
-        raise NotTaken("did not take 1 of 1 messages, for fila_x")
+        raise QueueFull("did not take 1 of 1 messages, for fila_x")
 
     await service.bury("fila_x", b"{}")
     monkeypatch.setattr(service.broker, "redrive", has_no_room)

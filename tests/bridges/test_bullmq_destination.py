@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from bullmq import Queue
 
-from oraculo.ports.broker import Outgoing
+from oraculo.ports.broker import Outgoing, publish_all
 from oraculo.settings import Settings
 from oraculo.wire.message import Message, decode_message, encode_message
 from tests.bridges.node.processes import expect_node
@@ -243,7 +243,7 @@ async def _command(oraculo: BullStage) -> Message:
 
 async def _send(oraculo: BullStage, command: Message) -> None:
     queue = oraculo.engine.names.physical("ponte-bullmq")
-    await oraculo.broker.publish([Outgoing(queue, encode_message(command))])
+    await publish_all(oraculo.broker, [Outgoing(queue, encode_message(command))])
 
 
 async def test_a_repeated_command_for_a_job_in_work_changes_nothing(settings: Settings, tmp_path: Path) -> None:

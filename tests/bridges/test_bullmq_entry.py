@@ -15,7 +15,7 @@ from redis.exceptions import OutOfMemoryError
 
 from oraculo.bridges.bullmq.entry import describe, request_of, run_id_of
 from oraculo.errors import InvalidInput
-from oraculo.ports.store import RunQuery
+from oraculo.ports.browse import RunQuery
 from oraculo.settings import Settings
 from oraculo.worker import App, DoNotRetry
 from tests.bridges.node.processes import expect_node

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from oraculo.ports.store import RunQuery
+from oraculo.ports.browse import RunQuery
 from oraculo.settings import Settings
 from tests.bridges.node.processes import NodeProcess, expect_node, installed
 from tests.bridges.node.stage import BullStage, bull_settings, journal, node_worker, working

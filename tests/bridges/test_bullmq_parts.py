@@ -16,12 +16,13 @@ from oraculo.bridges.bullmq.ledger import Ledger
 from oraculo.bridges.bullmq.results import Results, decode_progress, is_unrecoverable, read_progress
 from oraculo.bridges.bullmq.server import BullmqRedis, is_passing
 from oraculo.brokers.memory import MemoryBroker
-from oraculo.errors import InvalidSettings
-from oraculo.ports.broker import NotTaken, Outgoing
+from oraculo.errors import BrokerError, InvalidSettings, QueueFull
+from oraculo.ports.broker import Outgoing, Receipt
 from oraculo.ports.clock import SystemClock, SystemEntropy
 from oraculo.wire.answers import AnswerWriter
 from oraculo.wire.message import Message, decode_message
 from oraculo.wire.naming import QueueNames
+from tests.receipts import publish_but
 
 
 def command(**given: object) -> Message:
@@ -220,13 +221,13 @@ async def test_while_one_answer_waits_for_a_full_queue_the_others_are_sent_once(
     class Full(MemoryBroker):
         refusals = 2
 
-        async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
-            vias = [None if self.refusals and message.queue == "cheia" else self.name for message in messages]
-            await super().publish([message for message, via in zip(messages, vias, strict=True) if via])
-            if None in vias:
-                self.refusals -= 1
-                raise NotTaken("no room", vias)
-            return [self.name] * len(messages)
+        async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
+            receipts = await publish_but(super().publish, messages, self.fault_of)
+            self.refusals -= any(receipt.error for receipt in receipts)
+            return receipts
+
+        def fault_of(self, message: Outgoing) -> BrokerError | None:
+            return QueueFull("no room") if self.refusals and message.queue == "cheia" else None
 
     clock = SystemClock()
     broker = Full(clock=clock)

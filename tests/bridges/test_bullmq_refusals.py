@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from oraculo.bridges.bullmq import BullmqBridge
 from oraculo.bridges.bullmq.results import SEND_BYTES
 from oraculo.brokers.failover import FailoverBroker
-from oraculo.ports.broker import Outgoing
+from oraculo.ports.broker import Outgoing, publish_all
 from oraculo.ports.clock import SystemClock, SystemEntropy
 from oraculo.ports.store import Store
 from oraculo.ports.telemetry import LoopFailed
@@ -209,7 +209,7 @@ async def test_an_answer_goes_back_by_the_broker_that_brought_its_command(fleet:
     await bridge.start()
     late = {"correlation_id": settings.prefix, "tipo_evento": "iniciar_execucao", "timestamp": "2026-01-01T00:00:00Z"}
     late |= {"prazo": "2026-01-01T00:00:00Z", "responder_em": "aqui", "ponte": {"tipo": "bullmq", "alvo": GOOD}}
-    await second.publish([Outgoing("ponte-bullmq", json.dumps(late | {"payload": {}}).encode())])
+    await publish_all(second, [Outgoing("ponte-bullmq", json.dumps(late | {"payload": {}}).encode())])
     [answer] = await asyncio.wait_for((await second.consume("aqui", prefetch=1)).take(1), 10)
     assert b"deadline passed" in answer.body
     await bridge.stop()

@@ -17,7 +17,7 @@ from celery.bin.celery import celery as celery_command
 from oraculo import celery_app
 from oraculo.bridges.celery.app import NAME, OraculoCelery
 from oraculo.errors import NotFound
-from oraculo.ports.store import RunQuery
+from oraculo.ports.browse import RunQuery
 from oraculo.settings import Settings
 from oraculo.worker import App
 from tests.bridges.celery_stage import CELERY, ROOT

@@ -22,7 +22,8 @@ from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryConsumer
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings
 from oraculo.pipeline import bridge_rules, bridges
-from oraculo.ports.broker import DeadLetter, Outgoing
+from oraculo.ports.broker import Outgoing, publish_all
+from oraculo.ports.broker_admin import DeadLetter
 from oraculo.ports.telemetry import DeadLettered, LoopFailed, Record
 from tests.bridges.celery_stage import Bridged, replies_of
 from tests.brokers.failover_stage import Named
@@ -200,7 +201,7 @@ async def test_an_answer_or_what_stands_in_for_it_goes_back_by_the_broker_that_b
         ponte = {"tipo": "celery", "alvo": "loja.somar"}
         command = {**COMMAND, "ponte": ponte}
         queue = f"{stage.settings.broker.prefix}ponte-celery"
-        await second.publish([Outgoing(queue, msgspec.json.encode(command | {"responder_em": "aqui"}))])
+        await publish_all(second, [Outgoing(queue, msgspec.json.encode(command | {"responder_em": "aqui"}))])
         keywords = await until(celery.task, saying="the task")
         celery.reply(replies(stage), [[value], keywords, {}], serializer="json")
         [answer] = await asyncio.wait_for((await second.consume("aqui", prefetch=1)).take(1), 10)

@@ -9,8 +9,8 @@ import pytest
 
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryBroker
-from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Broker, Delivery, Link, NotTaken, Outgoing
+from oraculo.errors import BrokerError, BrokerUnavailable, QueueFull
+from oraculo.ports.broker import Broker, BrokerStatus, Delivery, Outgoing, Receipt
 from oraculo.ports.clock import SystemClock
 
 
@@ -28,15 +28,15 @@ class Named(MemoryBroker):
     def name(self) -> str:
         return self._name
 
-    def links(self) -> Sequence[Link]:
-        return [Link(self._name, self.away, self.losses)]
+    def statuses(self) -> Sequence[BrokerStatus]:
+        return [BrokerStatus(self._name, self.away, self.losses)]
 
     async def start(self) -> None:
         self.starts += 1
         self._expect_here()
         await super().start()
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         self._expect_here()
         return await super().publish(messages)
 
@@ -72,7 +72,7 @@ class Refusing(Named):
 
     refused: frozenset[str] = frozenset()
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         self._refuse(*(message.queue for message in messages))
         return await super().publish(messages)
 
@@ -100,7 +100,7 @@ class Crammed(Named):
 
         async def dead_letter_all(letters: Sequence[tuple[Delivery, str]]) -> None:
             if self.is_crammed:
-                raise NotTaken("no room for dead letters")
+                raise QueueFull("no room for dead letters")
             for delivery, reason in letters:
                 await bury(delivery, reason)
 
@@ -152,4 +152,4 @@ Two = tuple[FailoverBroker, Named, Named]
 
 
 def troubles(broker: Broker) -> dict[str, str | None]:
-    return {link.name: link.trouble for link in broker.links()}
+    return {link.name: link.trouble for link in broker.statuses()}

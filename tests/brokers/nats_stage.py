@@ -16,7 +16,8 @@ import pytest
 
 from oraculo.brokers.nats import NatsBroker
 from oraculo.errors import BrokerUnavailable
-from oraculo.ports.broker import Broker, Consumer, DeadLetter, Delivery, Outgoing
+from oraculo.ports.broker import Broker, Consumer, Delivery, Outgoing
+from oraculo.ports.broker_admin import DeadLetter
 from tests.servers.fleet import Fleet
 from tests.servers.nats import Nats
 

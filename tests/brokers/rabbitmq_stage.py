@@ -18,7 +18,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from oraculo.brokers.rabbitmq import RabbitMQBroker
 from oraculo.errors import BrokerUnavailable
-from oraculo.ports.broker import Broker, Consumer, DeadLetter, Delivery, Outgoing, QueueState
+from oraculo.ports.broker import Broker, Consumer, Delivery, Outgoing, publish_all
+from oraculo.ports.broker_admin import DeadLetter, QueueState
 from oraculo.wire.naming import dlq_of
 from tests.servers.fleet import Fleet
 
@@ -107,7 +108,7 @@ async def published(broker: Broker, batch: Sequence[Outgoing]) -> None:
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
-            await broker.publish(batch)
+            await publish_all(broker, batch)
             return
         except BrokerUnavailable:
             assert time.monotonic() < deadline
@@ -147,7 +148,7 @@ async def letters(broker: Broker, queue: str, count: int) -> Sequence[DeadLetter
 
 
 def trouble(broker: Broker) -> str:
-    (link,) = broker.links()
+    (link,) = broker.statuses()
     return link.trouble or ""
 
 

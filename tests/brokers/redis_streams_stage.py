@@ -15,7 +15,8 @@ import redis
 from oraculo.brokers.redis_streams import RedisStreamsBroker
 from oraculo.brokers.redis_streams.consumer import RedisConsumer
 from oraculo.errors import BrokerUnavailable
-from oraculo.ports.broker import Delivery, Outgoing, QueueState
+from oraculo.ports.broker import Delivery, Outgoing
+from oraculo.ports.broker_admin import QueueState
 from tests.servers.fleet import Fleet
 from tests.servers.process import Server
 

@@ -2,9 +2,9 @@
 
 import random
 
-from oraculo.brokers.dead_letter_page import LetterPage
+from oraculo.brokers.dead_letter_page import DeadLetterPage
 from oraculo.brokers.rabbitmq.dead_letters import Oldest
-from oraculo.ports.broker import LETTER_BODY_BYTES, LETTER_PAGE_BYTES, DeadLetter
+from oraculo.ports.broker_admin import LETTER_BODY_BYTES, LETTER_PAGE_BYTES, DeadLetter
 
 MOST = LETTER_PAGE_BYTES // LETTER_BODY_BYTES + 1  # the letter that passes the bound is the last
 
@@ -14,7 +14,7 @@ def _letter(number: int, size: int) -> DeadLetter:
 
 
 def test_a_page_has_no_more_than_it_may() -> None:
-    small, large = LetterPage(3), LetterPage(100)
+    small, large = DeadLetterPage(3), DeadLetterPage(100)
     small.fill(_letter(number, 1) for number in range(5))
     large.fill(_letter(number, 10 * LETTER_BODY_BYTES) for number in range(50))
     assert [letter.id for letter in small.letters] == ["0000", "0001", "0002"]
@@ -29,7 +29,7 @@ def test_a_page_has_no_more_than_it_may() -> None:
 def test_the_oldest_of_many_are_found_without_keeping_the_others() -> None:
     chance = random.Random(1)
     letters = [_letter(number, chance.choice([1, LETTER_BODY_BYTES])) for number in range(300)]
-    expected = LetterPage(200)
+    expected = DeadLetterPage(200)
     expected.fill(letters)
     chance.shuffle(letters)
     oldest = Oldest(200)

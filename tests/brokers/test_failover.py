@@ -6,11 +6,13 @@ from collections.abc import Sequence
 import pytest
 
 from oraculo.brokers.failover import FailoverBroker
-from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Broker, Consumer, NotTaken, Outgoing, QueueState
+from oraculo.errors import BrokerError, BrokerUnavailable, QueueDown, QueueFull, QueueUnavailable
+from oraculo.ports.broker import Broker, Consumer, Outgoing, publish_all
+from oraculo.ports.broker_admin import QueueState
 from oraculo.testing.broker_suite import BrokerSuite
 from tests.brokers import failover_stage as stage
 from tests.brokers.failover_stage import Named, Two, Unreadable, troubles
+from tests.receipts import takers
 from tests.waiting import until
 
 impatient, two = stage.impatient, stage.two  # fixtures
@@ -30,20 +32,20 @@ class TestFailoverWithTheFirstGone(BrokerSuite):
 
 async def test_messages_go_to_the_first_that_works_and_to_the_first_again_once_it_is_back(two: Two) -> None:
     both, first, _ = two
-    assert await both.publish([Outgoing("q", b"1")]) == ["first"]
+    assert takers(await both.publish([Outgoing("q", b"1")])) == ["first"]
     await first.leave()
-    assert await both.publish([Outgoing("q", b"2")]) == ["second"]
+    assert takers(await both.publish([Outgoing("q", b"2")])) == ["second"]
     assert troubles(both) == {"first": "pulled out", "second": None}
     first.come_back()
     await until(lambda: troubles(both)["first"] is None, saying="the first is used again")
-    assert await both.publish([Outgoing("q", b"3")]) == ["first"]
+    assert takers(await both.publish([Outgoing("q", b"3")])) == ["first"]
 
 
 async def test_all_that_work_are_listened_to(two: Two) -> None:
     both, first, second = two
     consumer = await both.consume("q", prefetch=10)
-    await second.publish([Outgoing("q", b"from the second")])
-    await first.publish([Outgoing("q", b"from the first")])
+    await publish_all(second, [Outgoing("q", b"from the second")])
+    await publish_all(first, [Outgoing("q", b"from the first")])
     taken = [*await consumer.take(1), *await consumer.take(1)]
     assert {delivery.body for delivery in taken} == {b"from the second", b"from the first"}
     assert len({delivery.token for delivery in taken}) == 2
@@ -55,10 +57,10 @@ async def test_all_that_work_are_listened_to(two: Two) -> None:
 async def test_a_consumer_outlives_its_broker_and_hears_it_again_when_it_is_back(two: Two) -> None:
     both, first, _ = two
     consumer = await both.consume("q", prefetch=10)
-    await both.publish([Outgoing("q", b"before")])
+    await publish_all(both, [Outgoing("q", b"before")])
     [held] = await consumer.take(10)
     await first.leave()
-    await both.publish([Outgoing("q", b"meanwhile")])
+    await publish_all(both, [Outgoing("q", b"meanwhile")])
     [other] = await consumer.take(10)
     assert other.body == b"meanwhile"
     await consumer.ack([held, other])  # the first of them is the lost broker's: that does nothing, and does not raise
@@ -82,10 +84,10 @@ async def test_a_consumer_that_fails_is_closed_so_that_what_it_held_comes_again(
     one, first.forbidden = FailoverBroker([first]), None
     await one.start()
     consumer = await one.consume("q", prefetch=3)
-    await one.publish([Outgoing("q", b"held")])
+    await publish_all(one, [Outgoing("q", b"held")])
     await consumer.take(1)
     first.forbidden = "not permitted any more"
-    await one.publish([Outgoing("q", b"brought by the take that waits")])
+    await publish_all(one, [Outgoing("q", b"brought by the take that waits")])
     await until(lambda: first.refusals, saying="the next take to be refused")
     first.forbidden = None
     async with asyncio.timeout(5):
@@ -96,9 +98,9 @@ async def test_a_consumer_that_fails_is_closed_so_that_what_it_held_comes_again(
 async def test_settling_what_a_lost_broker_had_delivered_touches_nothing_of_another(two: Two) -> None:
     both, first, second = two
     consumer = await both.consume("q", prefetch=10)
-    await first.publish([Outgoing("q", b"lost")])
+    await publish_all(first, [Outgoing("q", b"lost")])
     [lost] = await consumer.take(1)
-    await second.publish([Outgoing("q", b"kept")])
+    await publish_all(second, [Outgoing("q", b"kept")])
     [kept] = await consumer.take(1)
     await first.leave()
     await until(lambda: len(consumer._out) == 1)
@@ -113,8 +115,8 @@ async def test_queues_that_were_declared_while_a_broker_was_away_are_there_when_
     both, first, _ = two
     await first.leave()
     with pytest.raises(BrokerUnavailable):
-        await first.publish([Outgoing("x", b"")])
-    await both.publish([Outgoing("x", b"")])
+        await publish_all(first, [Outgoing("x", b"")])
+    await publish_all(both, [Outgoing("x", b"")])
     await both.declare(["late"])
     first.come_back()
     await until(lambda: troubles(both)["first"] is None)
@@ -125,7 +127,7 @@ async def test_what_was_removed_or_only_published_to_is_not_made_on_a_broker_tha
     both, first, second = two
     await first.leave()
     await until(lambda: troubles(both)["first"] is not None)
-    await both.publish([Outgoing("reply", b"", is_reply=True)])
+    await publish_all(both, [Outgoing("reply", b"", is_reply=True)])
     await both.declare(["removed", "kept"])
     await both.remove(["removed"])
     first.come_back()
@@ -138,7 +140,7 @@ async def test_a_queue_whose_reader_is_busy_is_made_on_a_broker_that_comes_back_
     """A plain producer may publish there meanwhile, and without the queue RabbitMQ drops that in silence."""
     both, first, _ = two
     consumer = await both.consume("q", prefetch=1)
-    await both.publish([Outgoing("q", b"long")])
+    await publish_all(both, [Outgoing("q", b"long")])
     [_] = await consumer.take(1)
     await first.leave()
     await until(lambda: troubles(both)["first"] is not None)
@@ -156,7 +158,7 @@ async def test_queues_that_come_and_go_are_not_remembered_for_ever(two: Two, mon
         consumer = await both.consume(f"replies-{number}", prefetch=1)
         await consumer.close()
     assert list(both._declared) == [f"step-{number}" for number in range(10, 30)]
-    assert not any(branch._unread._made for branch in both._branches)
+    assert not any(member._unread._made for member in both._members)
     await first.leave()
     await until(lambda: troubles(both)["first"] is not None)
     first.come_back()
@@ -165,13 +167,13 @@ async def test_queues_that_come_and_go_are_not_remembered_for_ever(two: Two, mon
 
 async def test_a_queue_that_could_not_be_read_is_told_of_no_more_once_its_consumer_is_closed(two: Two) -> None:
     both, _, _ = two
-    branch = both._branches[0]
+    member = both._members[0]
     consumer = await both.consume("replies", prefetch=1)
-    branch._unread.failed("replies", "no right", 0.0)
-    branch._unread.failed("replies", "no right", 0.0)
-    assert branch.is_deaf
+    member._unread.failed("replies", "no right", 0.0)
+    member._unread.failed("replies", "no right", 0.0)
+    assert member.is_deaf
     await consumer.close()
-    assert not branch.is_deaf
+    assert not member.is_deaf
 
 
 async def test_a_broker_that_refuses_or_never_makes_a_queue_comes_back_with_the_others(
@@ -195,7 +197,7 @@ async def test_a_broker_that_refuses_or_never_makes_a_queue_comes_back_with_the_
     first.come_back()
     await until(lambda: first.queues(["late"]), saying="the last queue to be made on the first")
     assert troubles(both)["first"] is None
-    assert await both.publish([Outgoing("q", b"1")]) == ["first"]
+    assert takers(await both.publish([Outgoing("q", b"1")])) == ["first"]
     await both.close()
 
 
@@ -220,8 +222,8 @@ async def test_a_fault_of_an_adapter_is_the_trouble_of_its_broker_alone(monkeypa
     with monkeypatch.context() as stumbling:
         stumbling.setattr(first, "consume", stumble)
         consumer = await both.consume("q", prefetch=1)
-        assert both.links()[0].deaf == ("q",)
-    await first.publish([Outgoing("q", b"heard")])
+        assert both.statuses()[0].deaf == ("q",)
+    await publish_all(first, [Outgoing("q", b"heard")])
     async with asyncio.timeout(10):
         assert [delivery.body for delivery in await consumer.take(1)] == [b"heard"]
     await both.close()
@@ -239,7 +241,7 @@ async def test_a_broker_that_hangs_is_found_out_by_its_pulse(two: Two, monkeypat
     monkeypatch.setattr(first, "check", hang)
     await until(lambda: troubles(both)["first"] is not None, saying="the frozen one is passed over")
     assert troubles(both)["first"] == "no answer to a probe"
-    assert await both.publish([Outgoing("q", b"1")]) == ["second"]
+    assert takers(await both.publish([Outgoing("q", b"1")])) == ["second"]
     frozen.set()
     await until(lambda: troubles(both)["first"] is None)
 
@@ -333,7 +335,7 @@ async def test_dead_letters_of_all_brokers_are_shown_paged_and_moved_by_ids_that
     both, first, second = two
     for broker in (first, second):
         letters = [Outgoing("q", f"{broker.name} {n}".encode(), reason="why") for n in range(3)]
-        await broker.publish(letters)
+        await publish_all(broker, letters)
     seen, after = [], None
     while page := await both.dead_letters("q", limit=2, after=after):
         assert len(page) <= 2
@@ -357,18 +359,18 @@ async def test_dead_letters_are_shown_though_one_broker_cannot_tell_of_its_own(
     both, first, second = two
 
     async def cannot_tell(*_: object, **__: object) -> None:
-        raise NotTaken("its queue has no leader")
+        raise QueueDown("its queue has no leader")
 
     for look in ("dead_letters", "look_through"):
         monkeypatch.setattr(first, look, cannot_tell)
-    with pytest.raises(NotTaken, match="no leader"):
+    with pytest.raises(QueueUnavailable, match="no leader"):
         await both.dead_letters("q", limit=5)
-    await second.publish([Outgoing("q", b"1", reason="why")])
+    await publish_all(second, [Outgoing("q", b"1", reason="why")])
     assert [letter.body for letter in await both.dead_letters("q", limit=5)] == [b"1"]
     seen = list[bytes]()
     await both.look_through("q", lambda letter: seen.append(letter.body))
     assert seen == [b"1"]
-    with pytest.raises(NotTaken, match="no leader"):
+    with pytest.raises(QueueUnavailable, match="no leader"):
         await both.look_through("q", lambda letter: seen.append(letter.body), ["first:1"])
     assert troubles(both) == {"first": None, "second": None}
 
@@ -380,13 +382,13 @@ async def test_a_full_queue_keeps_no_dead_letter_of_another_broker_from_being_se
     both, first, second = two
 
     async def has_no_room(*_: object) -> int:
-        raise NotTaken("first has no room")
+        raise QueueFull("first has no room")
 
     monkeypatch.setattr(first, "redrive", has_no_room)
     for broker in (first, second):
-        await broker.publish([Outgoing("q", b"", reason="why")])
+        await publish_all(broker, [Outgoing("q", b"", reason="why")])
     ids = [letter.id for letter in await both.dead_letters("q", limit=5)]
-    with pytest.raises(NotTaken, match="first has no room"):
+    with pytest.raises(QueueUnavailable, match="first has no room"):
         await both.redrive("q", None if which == "all" else ids)
     assert [(state.ready, state.dead_letters) for state in await second.queues(["q"])] == [(1, 0)]
     assert troubles(both) == {"first": None, "second": None}
@@ -409,8 +411,8 @@ async def test_what_one_broker_does_not_tell_is_not_known_of_the_whole(
 
 async def test_a_queue_is_told_of_as_a_whole_and_as_each_broker_has_it(two: Two) -> None:
     both, first, second = two
-    await first.publish([Outgoing("q", b"1"), Outgoing("q", b"2", reason="why")])
-    await second.publish([Outgoing("q", b"3")])
+    await publish_all(first, [Outgoing("q", b"1"), Outgoing("q", b"2", reason="why")])
+    await publish_all(second, [Outgoing("q", b"3")])
     await second.consume("q", prefetch=1)
     [state] = await both.queues(["q"])
     assert (state.ready + state.unacked, state.dead_letters, state.consumers) == (2, 1, 1)
@@ -423,4 +425,4 @@ async def test_a_queue_is_told_of_as_a_whole_and_as_each_broker_has_it(two: Two)
 async def test_losses_are_passed_on(two: Two) -> None:
     both, first, _ = two
     first.losses = 3
-    assert [link.losses for link in both.links()] == [3, 0]
+    assert [link.losses for link in both.statuses()] == [3, 0]

@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from oraculo.brokers.liveness import CANARY, UNPROVEN_ROUNDS, VigilantBroker
+from oraculo.brokers.liveness import CANARY, UNPROVEN_ROUNDS, LivenessBroker
 from oraculo.brokers.memory import MemoryBroker, MemoryConsumer
 from oraculo.errors import BrokerUnavailable
-from oraculo.ports.broker import Broker, ConsumerDoubted, Delivery, Outgoing
+from oraculo.ports.broker import Broker, ConsumerDoubted, Delivery, Outgoing, Receipt, publish_all
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.telemetry import ConsumerRebuilt, Record
 from oraculo.testing.broker_suite import BrokerSuite
@@ -46,16 +46,16 @@ class Told:
 class TestVigilantBroker(BrokerSuite):
     async def make_broker(self) -> Broker:
         memory = MemoryBroker(SystemClock(), delivery_limit=self.delivery_limit)
-        return VigilantBroker(memory, SystemClock(), Told(), silence=0.05, patience=0.05)
+        return LivenessBroker(memory, SystemClock(), Told(), silence=0.05, patience=0.05)
 
 
-Watched = tuple[VigilantBroker, Deafening, Told]
+Watched = tuple[LivenessBroker, Deafening, Told]
 
 
 @asynccontextmanager
 async def watched(*own: str) -> AsyncIterator[Watched]:
     memory, told = Deafening(), Told()
-    broker = VigilantBroker(memory, SystemClock(), told, own_queues=own, silence=0.02, patience=0.05)
+    broker = LivenessBroker(memory, SystemClock(), told, own_queues=own, silence=0.02, patience=0.05)
     await broker.start()
     yield broker, memory, told
     await broker.close()
@@ -75,7 +75,7 @@ async def keep_taking(broker: Broker, queue: str, taken: list[Delivery]) -> None
 
 
 def deaf(broker: Broker) -> Sequence[str]:
-    return [queue for link in broker.links() for queue in link.deaf]
+    return [queue for link in broker.statuses() for queue in link.deaf]
 
 
 def test_a_canary_is_a_message_that_anybody_can_read() -> None:
@@ -88,7 +88,7 @@ async def test_a_deaf_consumer_is_made_again_and_the_queue_is_told_until_it_hear
         memory.is_deaf = True
         taken: list[Delivery] = []
         taking = asyncio.create_task(keep_taking(broker, "q", taken))
-        await broker.publish([Outgoing("q", b"unheard")])
+        await publish_all(broker, [Outgoing("q", b"unheard")])
         await until(lambda: memory.made >= 3, saying="it is made again")
         assert deaf(broker) == ["q"]
         assert taken == []
@@ -109,7 +109,7 @@ async def test_however_its_last_message_was_settled_a_deaf_consumer_is_found_out
         memory.is_deaf = True
         consumer = await broker.consume("q", prefetch=1)
         memory.is_deaf = False
-        await broker.publish([Outgoing("q", b"heard")])
+        await publish_all(broker, [Outgoing("q", b"heard")])
         [heard] = await consumer.take(1)
         memory.is_deaf = True
         await {
@@ -118,7 +118,7 @@ async def test_however_its_last_message_was_settled_a_deaf_consumer_is_found_out
             "dead_letter": lambda: consumer.dead_letter(heard, "bad"),
             "dead_letter_all": lambda: consumer.dead_letter_all([(heard, "bad")]),
         }[how]()
-        await broker.publish([Outgoing("q", b"unheard")])
+        await publish_all(broker, [Outgoing("q", b"unheard")])
         with pytest.raises(BrokerUnavailable):
             await asyncio.wait_for(consumer.take(1), 5)
 
@@ -128,7 +128,7 @@ async def test_a_queue_is_told_no_more_when_another_took_what_was_not_heard() ->
     async with watched() as (broker, memory, _):
         memory.is_deaf = True
         taking = asyncio.create_task(keep_taking(broker, "q", []))
-        await broker.publish([Outgoing("q", b"unheard")])
+        await publish_all(broker, [Outgoing("q", b"unheard")])
         await until(lambda: deaf(broker) == ["q"])
         other = await MemoryBroker.consume(memory, "q", prefetch=1)
         await other.ack(await other.take(1))
@@ -186,7 +186,7 @@ async def test_canaries_are_never_handed_out_and_leave_nothing_behind() -> None:
 
         memory.publish = count  # type: ignore[method-assign]
         await until(lambda: published >= 5, saying="canaries are sent")
-        await broker.publish([Outgoing("q", b"one"), Outgoing("q", CANARY), Outgoing("q", b"two")])
+        await publish_all(broker, [Outgoing("q", b"one"), Outgoing("q", CANARY), Outgoing("q", b"two")])
         await until(lambda: len(taken) == 2)
         assert [delivery.body for delivery in taken] == [b"one", b"two"]
         assert memory.made == 1, "a consumer that hears is left in peace"
@@ -250,8 +250,8 @@ async def test_canaries_that_the_only_consumer_did_not_hear_are_told_of_though_n
     """RabbitMQ does not tell what a consumer holds that swallows it."""
     async with watched("q") as (broker, memory, _):
 
-        async def publish(messages: Sequence[Outgoing]) -> Sequence[str]:
-            return ["memory" for _ in messages]
+        async def publish(messages: Sequence[Outgoing]) -> Sequence[Receipt]:
+            return [Receipt("memory") for _ in messages]
 
         memory.publish = publish  # type: ignore[method-assign]
         await memory.declare(["q"])
@@ -265,7 +265,7 @@ async def test_canaries_that_the_only_consumer_did_not_hear_are_told_of_though_n
 async def test_a_consumer_that_is_full_needs_no_proof() -> None:
     async with watched("q") as (broker, memory, told):
         consumer = await broker.consume("q", prefetch=1)
-        await broker.publish([Outgoing("q", b"held"), Outgoing("q", b"waits")])
+        await publish_all(broker, [Outgoing("q", b"held"), Outgoing("q", b"waits")])
         [held] = await consumer.take(1)
         taking = asyncio.create_task(consumer.take(1))
         await asyncio.wait({taking}, timeout=0.5)
@@ -298,7 +298,7 @@ async def test_a_consumer_that_nobody_listens_to_is_not_called_deaf() -> None:
     """As when a worker is busy with what another broker brought: silence proves nothing then."""
     async with watched() as (broker, memory, told):
         consumer = await broker.consume("q", prefetch=10)
-        await broker.publish([Outgoing("q", b"waits")])
+        await publish_all(broker, [Outgoing("q", b"waits")])
         await asyncio.sleep(0.5)  # many times the silence and the patience
         assert not told.records
         assert memory.made == 1
@@ -311,13 +311,13 @@ def test_a_canary_comes_when_the_silence_has_lasted_whenever_it_began() -> None:
     canaries: list[float] = []
 
     class Noting(MemoryBroker):
-        async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
             canaries.extend(loop.time() for message in messages if message.body == CANARY)
             return await super().publish(messages)
 
     async def watch() -> None:
         memory = Noting(VirtualClock(loop))
-        broker = VigilantBroker(memory, VirtualClock(loop), Told(), own_queues=["q"], silence=15.0)
+        broker = LivenessBroker(memory, VirtualClock(loop), Told(), own_queues=["q"], silence=15.0)
         await broker.start()
         consumer = await broker.consume("q", prefetch=5)
 
@@ -328,7 +328,7 @@ def test_a_canary_comes_when_the_silence_has_lasted_whenever_it_began() -> None:
         taking = asyncio.create_task(keep_taking())
         for moment in (1.0, 14.0, 16.0):
             await asyncio.sleep(moment - loop.time())
-            await memory.publish([Outgoing("q", b"something")])
+            await publish_all(memory, [Outgoing("q", b"something")])
         await asyncio.sleep(50.0 - loop.time())
         await broker.close()
         await taking

@@ -8,7 +8,8 @@ import pytest
 
 from oraculo.brokers.memory import MemoryBroker, MemoryConsumer
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Broker, Capabilities, Delivery, Outgoing, QueueState
+from oraculo.ports.broker import Broker, Capabilities, Delivery, Outgoing, ensure_taken, publish_all
+from oraculo.ports.broker_admin import QueueState
 from oraculo.ports.clock import SystemClock
 from oraculo.testing.broker_suite import BrokerSuite
 
@@ -95,14 +96,14 @@ async def test_it_says_what_it_can_do(broker: MemoryBroker) -> None:
 
 class TestTaking:
     async def test_everything_there_comes_in_one_take(self, broker: MemoryBroker) -> None:
-        await broker.publish(messages(2000))
+        await publish_all(broker, messages(2000))
         consumer = await broker.consume("q", prefetch=1500)
         assert bodies(await consumer.take(1000)) == list(range(1000))
         assert bodies(await consumer.take(1000)) == list(range(1000, 1500))
 
     async def test_priorities_overtake_within_one_take(self, broker: MemoryBroker) -> None:
         ranks = (0, 5, 9, 5, 0)
-        await broker.publish([Outgoing("q", b"%d" % n, rank) for n, rank in enumerate(ranks)])
+        await publish_all(broker, [Outgoing("q", b"%d" % n, rank) for n, rank in enumerate(ranks)])
         consumer = await broker.consume("q", prefetch=10)
         assert bodies(await consumer.take(10)) == [2, 1, 3, 0, 4]
 
@@ -112,7 +113,7 @@ class TestTaking:
     ) -> None:
         await broker.declare(["q"])
         with pytest.raises(BrokerError, match="priority"):
-            await broker.publish([*messages(3), *messages(1, priority=priority)])
+            ensure_taken(await broker.publish([*messages(3), *messages(1, priority=priority)]))
         assert (await state(broker)).ready == 0
 
     async def test_senseless_bounds_are_refused(self, broker: MemoryBroker) -> None:
@@ -122,7 +123,7 @@ class TestTaking:
             await (await broker.consume("q", prefetch=1)).take(0)
 
     async def test_a_consumer_never_out_of_messages_lets_others_run(self, broker: MemoryBroker) -> None:
-        await broker.publish(messages(5000))
+        await publish_all(broker, messages(5000))
         consumer = await broker.consume("q", prefetch=1)
         ran = asyncio.Event()
         asyncio.get_running_loop().call_soon(ran.set)
@@ -135,7 +136,7 @@ class TestOrderOfRedelivery:
     async def test_given_back_by_several_consumers_they_stand_in_front_in_their_old_order(
         self, broker: MemoryBroker
     ) -> None:
-        await broker.publish(messages(6))
+        await publish_all(broker, messages(6))
         first, second = [await broker.consume("q", prefetch=10) for _ in range(2)]
         for consumer in (first, second, first, second):
             await consumer.take(1)
@@ -145,17 +146,17 @@ class TestOrderOfRedelivery:
         assert bodies(await heir.take(10)) == [0, 1, 2, 3, 4, 5]
 
     async def test_a_retry_stands_in_front_of_its_own_priority_only(self, broker: MemoryBroker) -> None:
-        await broker.publish([Outgoing("q", b"1"), Outgoing("q", b"2")])
+        await publish_all(broker, [Outgoing("q", b"1"), Outgoing("q", b"2")])
         consumer = await broker.consume("q", prefetch=10)
         (taken,) = await consumer.take(1)
         await consumer.retry(taken, 0.0, "again")
-        await broker.publish([Outgoing("q", b"0", priority=9)])
+        await publish_all(broker, [Outgoing("q", b"0", priority=9)])
         assert bodies(await consumer.take(10)) == [0, 1, 2]
 
     def test_those_due_together_return_together_and_in_order(self) -> None:
         async def scenario() -> None:
             broker = await started()
-            await broker.publish(messages(3))
+            await publish_all(broker, messages(3))
             consumer = await broker.consume("q", prefetch=3)
             for delivery in reversed(await consumer.take(3)):
                 await consumer.retry(delivery, 100.0, "later")
@@ -166,7 +167,7 @@ class TestOrderOfRedelivery:
     def test_delayed_ones_return_when_each_is_due(self) -> None:
         async def scenario() -> None:
             broker, loop = await started(), asyncio.get_running_loop()
-            await broker.publish(messages(3))
+            await publish_all(broker, messages(3))
             consumer = await broker.consume("q", prefetch=3)
             for delivery, delay in zip(await consumer.take(3), (300.0, 100.0, 200.0), strict=True):
                 await consumer.retry(delivery, delay, "later")
@@ -182,7 +183,7 @@ class TestFairness:
         subscriptions = [await broker.consume("q", prefetch=1000) for _ in range(consumers)]
         takes = [asyncio.create_task(self.take_and_hold(one)) for one in subscriptions]
         await asyncio.sleep(0)  # all of them wait now
-        await broker.publish(messages(count))
+        await publish_all(broker, messages(count))
         return [len(await taken) for taken in takes]
 
     @staticmethod
@@ -209,7 +210,7 @@ class TestFairness:
         consumers = {name: await broker.consume("q", prefetch=1) for name in "abc"}
         workers = [asyncio.create_task(work(name, consumer)) for name, consumer in consumers.items()]
         await asyncio.sleep(0)
-        await broker.publish(messages(30))
+        await publish_all(broker, messages(30))
         await all_served.wait()
         assert {name: served.count(name) for name in "abc"} == {"a": 10, "b": 10, "c": 10}
         await broker.close()
@@ -219,7 +220,7 @@ class TestFairness:
         patient, greedy = [await broker.consume("q", prefetch=1000) for _ in range(2)]
         waiting = asyncio.create_task(self.take_and_hold(patient))
         await asyncio.sleep(0)
-        await broker.publish(messages(100))
+        await publish_all(broker, messages(100))
         assert len(await greedy.take(1000)) == 50
         assert len(await waiting) == 50
 
@@ -227,7 +228,7 @@ class TestFairness:
         first, second = [await broker.consume("q", prefetch=10) for _ in range(2)]
         cancelled, waiting = [asyncio.create_task(self.take_and_hold(one)) for one in (first, second)]
         await asyncio.sleep(0)
-        await broker.publish(messages(1))
+        await publish_all(broker, messages(1))
         cancelled.cancel()
         async with asyncio.timeout(5):
             assert bodies(await waiting) == [0]
@@ -236,7 +237,7 @@ class TestFairness:
         first, second = [await broker.consume("q", prefetch=10) for _ in range(2)]
         closed, waiting = [asyncio.create_task(self.take_and_hold(one)) for one in (first, second)]
         await asyncio.sleep(0)
-        await broker.publish(messages(1))
+        await publish_all(broker, messages(1))
         await first.close()
         async with asyncio.timeout(5):
             assert await closed == []
@@ -247,7 +248,7 @@ class TestWaking:
     """A take that waits is served by whatever brings a message, or makes room for one."""
 
     async def test_by_a_retry_of_another(self, broker: MemoryBroker) -> None:
-        await broker.publish(messages(1))
+        await publish_all(broker, messages(1))
         giver, waiter = [await broker.consume("q", prefetch=1) for _ in range(2)]
         (delivery,) = await giver.take(1)
         waiting = await self.waiting(waiter)
@@ -255,13 +256,13 @@ class TestWaking:
         assert await self.served(waiting) == [0]
 
     async def test_by_a_redrive(self, broker: MemoryBroker) -> None:
-        await broker.publish([Outgoing("q", b"0", reason="bad")])
+        await publish_all(broker, [Outgoing("q", b"0", reason="bad")])
         waiting = await self.waiting(await broker.consume("q", prefetch=1))
         await broker.redrive("q")
         assert await self.served(waiting) == [0]
 
     async def test_by_a_dead_letter_on_the_dlq(self, broker: MemoryBroker) -> None:
-        await broker.publish(messages(1))
+        await publish_all(broker, messages(1))
         consumer = await broker.consume("q", prefetch=1)
         (delivery,) = await consumer.take(1)
         waiting = await self.waiting(await broker.consume("q.dlq", prefetch=1))
@@ -269,7 +270,7 @@ class TestWaking:
         assert await self.served(waiting) == [0]
 
     async def test_by_the_room_that_a_dead_letter_or_a_delay_leaves(self, broker: MemoryBroker) -> None:
-        await broker.publish(messages(3))
+        await publish_all(broker, messages(3))
         consumer = await broker.consume("q", prefetch=1)
         (first,) = await consumer.take(1)
         waiting = await self.waiting(consumer)
@@ -297,7 +298,7 @@ class TestLease:
     def test_what_is_not_settled_in_time_is_delivered_again(self) -> None:
         async def scenario() -> None:
             broker, loop = await started(lease=LEASE), asyncio.get_running_loop()
-            await broker.publish(messages(3))
+            await publish_all(broker, messages(3))
             stuck = await broker.consume("q", prefetch=10)
             taken = await stuck.take(3)
             await stuck.ack(taken[:1])
@@ -313,7 +314,7 @@ class TestLease:
     def test_extending_renews_it(self) -> None:
         async def scenario() -> None:
             broker, loop = await started(lease=LEASE), asyncio.get_running_loop()
-            await broker.publish(messages(2))
+            await publish_all(broker, messages(2))
             busy = await broker.consume("q", prefetch=10)
             kept, left = await busy.take(2)
             other = await broker.consume("q", prefetch=10)
@@ -329,7 +330,7 @@ class TestLease:
     def test_a_later_delivery_has_its_own_lease(self) -> None:
         async def scenario() -> None:
             broker, loop = await started(lease=LEASE), asyncio.get_running_loop()
-            await broker.publish(messages(2))
+            await publish_all(broker, messages(2))
             stuck = await broker.consume("q", prefetch=10)
             await stuck.take(1)
             await asyncio.sleep(10)
@@ -343,7 +344,7 @@ class TestLease:
     def test_running_out_too_often_ends_in_quarantine(self) -> None:
         async def scenario() -> None:
             broker = await started(lease=LEASE, delivery_limit=3)
-            await broker.publish(messages(1))
+            await publish_all(broker, messages(1))
             stuck = await broker.consume("q", prefetch=10)
             for redeliveries in range(3):
                 (delivery,) = await stuck.take(1)
@@ -359,7 +360,7 @@ class TestLease:
     def test_without_one_a_delivery_is_kept_for_ever(self) -> None:
         async def scenario() -> None:
             broker = await started()
-            await broker.publish(messages(1))
+            await publish_all(broker, messages(1))
             consumer = await broker.consume("q", prefetch=1)
             await consumer.extend(await consumer.take(1))
             await asyncio.sleep(9_000)
@@ -371,7 +372,7 @@ class TestLease:
 class TestQuarantine:
     async def test_closing_too_often_ends_there_in_order(self) -> None:
         broker = await started(delivery_limit=2)
-        await broker.publish(messages(3))
+        await publish_all(broker, messages(3))
         for _ in range(2):
             consumer = await broker.consume("q", prefetch=3)
             await consumer.take(3)
@@ -382,7 +383,7 @@ class TestQuarantine:
 
     async def test_a_letter_given_back_by_a_consumer_of_the_dlq_keeps_reason_count_and_place(self) -> None:
         broker = await started(delivery_limit=1)
-        await broker.publish([Outgoing("q", b"%d" % n, reason=f"reason {n}") for n in range(4)])
+        await publish_all(broker, [Outgoing("q", b"%d" % n, reason=f"reason {n}") for n in range(4)])
         before = await broker.dead_letters("q", limit=10)
         first, second = [await broker.consume("q.dlq", prefetch=10) for _ in range(2)]
         for consumer in (first, second, first):
@@ -393,7 +394,7 @@ class TestQuarantine:
         assert await broker.dead_letters("q", limit=10) == before
 
     async def test_a_letter_buried_again_has_the_new_reason(self, broker: MemoryBroker) -> None:
-        await broker.publish([Outgoing("q", b"0", reason="old")])
+        await publish_all(broker, [Outgoing("q", b"0", reason="old")])
         consumer = await broker.consume("q.dlq", prefetch=1)
         await consumer.dead_letter((await consumer.take(1))[0], "new")
         (letter,) = await broker.dead_letters("q", limit=10)
@@ -401,12 +402,12 @@ class TestQuarantine:
         assert [found.queue for found in await broker.queues()] == ["q"]
 
     async def test_a_letter_without_a_reason_says_so(self, broker: MemoryBroker) -> None:
-        await broker.publish([Outgoing("q.dlq", b"0")])
+        await publish_all(broker, [Outgoing("q.dlq", b"0")])
         (letter,) = await broker.dead_letters("q", limit=10)
         assert (letter.reason, letter.at) == ("published to the dead-letter queue without a reason", 1_000.0)
 
     async def test_paging_goes_on_behind_a_letter_that_is_gone(self, broker: MemoryBroker) -> None:
-        await broker.publish([Outgoing("q", b"%d" % n, reason="bad") for n in range(3)])
+        await publish_all(broker, [Outgoing("q", b"%d" % n, reason="bad") for n in range(3)])
         first, *rest = await broker.dead_letters("q", limit=10)
         await broker.discard("q", [first.id])
         assert await broker.dead_letters("q", limit=10, after=first.id) == rest
@@ -424,7 +425,7 @@ class TestLife:
     async def test_what_was_in_it_is_lost_with_its_close(self) -> None:
         broker = await started()
         consumer = await broker.consume("q", prefetch=1)
-        await broker.publish(messages(3))
+        await publish_all(broker, messages(3))
         (delivery,) = await consumer.take(1)
         await broker.close()
         await broker.start()
@@ -437,7 +438,7 @@ async def test_two_hundred_thousand_messages_pass_through_every_way(broker: Memo
     """Would pass the time limit of a test if a message cost more on any of these ways the more there are."""
     count = 200_000
     for start in range(0, count, 1000):
-        await broker.publish([Outgoing("q", b"%d" % n, priority=n % 3) for n in range(start, start + 1000)])
+        await publish_all(broker, [Outgoing("q", b"%d" % n, priority=n % 3) for n in range(start, start + 1000)])
     consumer = await broker.consume("q", prefetch=count)
     for delivery in await consumer.take(count):
         await consumer.retry(delivery, 0.0, "once more")

@@ -20,7 +20,8 @@ from oraculo.brokers.nats.layout import header_block, letter_headers, reason_in
 from oraculo.brokers.nats.outgoing import WINDOW
 from oraculo.brokers.nats.replies import UNANSWERED, ApiError
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings, MessageTooLarge
-from oraculo.ports.broker import LETTER_BODY_BYTES, NO_REASON, Broker, Capabilities, Outgoing, QueueState
+from oraculo.ports.broker import NO_REASON, Broker, Capabilities, Outgoing, ensure_taken, publish_all
+from oraculo.ports.broker_admin import LETTER_BODY_BYTES, QueueState
 from oraculo.ports.clock import SystemClock
 from oraculo.testing.broker_suite import BrokerSuite
 from oraculo.wire.naming import LONGEST_REASON, dlq_of
@@ -40,6 +41,7 @@ from tests.brokers.nats_stage import (
     stays_quiet,
     take,
 )
+from tests.receipts import takers
 from tests.servers.fleet import Fleet
 from tests.servers.nats import Nats
 from tests.servers.process import free_port
@@ -79,7 +81,7 @@ async def test_making_one_connects_to_nobody() -> None:
     assert broker.capabilities == Capabilities(
         durable=True, shared=True, priorities=False, counts_consumers=False, peeks=True, drops_repeats=True
     )
-    assert broker.links()[0].trouble is not None
+    assert broker.statuses()[0].trouble is not None
     await broker.close()
 
 
@@ -94,7 +96,7 @@ async def test_a_server_that_is_not_there_is_told_at_once_with_its_place() -> No
     broker = NatsBroker(f"nats://127.0.0.1:{port}")
     said = await assert_fails_soon(broker.start(), 1.5)
     assert f"127.0.0.1:{port}" in said
-    assert broker.links()[0].trouble == said
+    assert broker.statuses()[0].trouble == said
     await broker.close()
 
 
@@ -104,8 +106,8 @@ async def test_a_start_that_failed_is_made_up_for_by_the_next_call(url: str, que
         broker = NatsBroker(proxy.url)
         await assert_fails_soon(broker.start(), 3.5)
         proxy.refuses = False
-        assert await broker.publish([Outgoing(queue, b"now")]) == ["nats"]
-        assert broker.links()[0].trouble is None
+        assert takers(await broker.publish([Outgoing(queue, b"now")])) == ["nats"]
+        assert broker.statuses()[0].trouble is None
         await broker.close()
 
 
@@ -151,7 +153,7 @@ async def test_a_credentials_file_that_cannot_be_used_is_told(url: str) -> None:
 async def test_tls(queue: str) -> None:
     with Nats(tls=True, user="ana", password="s3cret") as server:
         async with running(server.url) as broker:
-            await broker.publish([Outgoing(queue, b"sealed")])
+            await publish_all(broker, [Outgoing(queue, b"sealed")])
             assert bodies(await take(await broker.consume(queue, prefetch=1), 1)) == [b"sealed"]
         for distrusting in (f"tls://ana:s3cret@127.0.0.1:{server.port}", f"nats://ana:s3cret@127.0.0.1:{server.port}"):
             refused = NatsBroker(distrusting)
@@ -199,8 +201,8 @@ async def test_what_the_account_may_not_do_is_told() -> None:
     with BareNats(f"authorization {{ users: [ {rights} ] }}") as server:
         async with running(server.url.replace("//", "//ana:s3@"), publish_timeout=1.0) as broker:
             with pytest.raises(BrokerError, match="does not allow it: permissions violation"):
-                await broker.publish([Outgoing("forbidden.queue", b"x")])
-            await broker.publish([Outgoing("allowed", b"x")])
+                ensure_taken(await broker.publish([Outgoing("forbidden.queue", b"x")]))
+            await publish_all(broker, [Outgoing("allowed", b"x")])
 
 
 def _hosts(url: str) -> str:
@@ -212,7 +214,7 @@ async def test_of_several_hosts_one_that_refuses_or_does_not_answer_is_passed_ov
         broker = NatsBroker(f"nats://127.0.0.1:{free_port()},{_hosts(closed.url)},{_hosts(url)}")
         await broker.start()
         assert (await broker.check()).endswith(_hosts(url))
-        await broker.publish([Outgoing(queue, b"x")])
+        await publish_all(broker, [Outgoing(queue, b"x")])
         await broker.close()
         nobody = NatsBroker(f"nats://{_hosts(closed.url)},{_hosts(closed.url)}")
         with pytest.raises(BrokerError, match="refused the credentials") as caught:
@@ -242,7 +244,7 @@ async def test_it_can_be_started_again(url: str, queue: str) -> None:
     broker = NatsBroker(url)
     for _ in range(3):
         await broker.start()
-        await broker.publish([Outgoing(queue, b"x")])
+        await publish_all(broker, [Outgoing(queue, b"x")])
         await broker.close()
         await assert_fails_soon(broker.publish([Outgoing(queue, b"x")]), 0.1)
     await broker.start()
@@ -256,7 +258,7 @@ async def test_it_can_be_started_again(url: str, queue: str) -> None:
 async def test_names_that_differ_in_a_dot_are_different_queues(url: str, queue: str) -> None:
     names = [f"{queue}.b", f"{queue}_b", f"{queue}-b", queue, f"{queue}.b.c", f"{queue}.B"]
     async with running(url) as broker:
-        await broker.publish([Outgoing(name, name.encode()) for name in names])
+        await publish_all(broker, [Outgoing(name, name.encode()) for name in names])
         for name in names:
             consumer = await broker.consume(name, prefetch=5)
             assert bodies(await take(consumer, 1)) == [name.encode()]
@@ -267,7 +269,7 @@ async def test_names_that_differ_in_a_dot_are_different_queues(url: str, queue: 
 async def test_a_name_of_the_greatest_length(url: str) -> None:
     name = uuid.uuid4().hex + "." + "n" * (128 - 33)
     async with running(url) as broker:
-        await broker.publish([Outgoing(name, b"x"), Outgoing(name, b"y", reason="r")])
+        await publish_all(broker, [Outgoing(name, b"x"), Outgoing(name, b"y", reason="r")])
         assert [letter.body for letter in await broker.dead_letters(name, limit=2)] == [b"y"]
 
 
@@ -277,7 +279,7 @@ async def test_a_name_of_the_greatest_length(url: str) -> None:
 async def test_a_name_that_is_no_subject_is_refused_and_the_others_go(url: str, queue: str, bad: str) -> None:
     async with running(url) as broker:
         with pytest.raises(BrokerError, match="NATS cannot have the queue") as caught:
-            await broker.publish([Outgoing(queue, b"1"), Outgoing(bad, b"2"), Outgoing(queue, b"3")])
+            ensure_taken(await broker.publish([Outgoing(queue, b"1"), Outgoing(bad, b"2"), Outgoing(queue, b"3")]))
         assert not isinstance(caught.value, BrokerUnavailable)
         assert bodies(await take(await broker.consume(queue, prefetch=2), 2)) == [b"1", b"3"]
         for call in (broker.declare([bad]), broker.consume(bad, prefetch=1)):
@@ -295,8 +297,10 @@ async def test_a_body_over_the_servers_limit_is_refused_and_the_others_go(url: s
     async with running(url) as broker:
         told = f"a message of {MAX_PAYLOAD + 7} bytes for {queue} is over the server's max_payload of {MAX_PAYLOAD}"
         with pytest.raises(MessageTooLarge, match=f"{told} bytes; raise that") as caught:
-            await broker.publish(
-                [Outgoing(queue, b"1"), Outgoing(queue, bytes(MAX_PAYLOAD + 7)), Outgoing(queue, b"2")]
+            ensure_taken(
+                await broker.publish(
+                    [Outgoing(queue, b"1"), Outgoing(queue, bytes(MAX_PAYLOAD + 7)), Outgoing(queue, b"2")]
+                )
             )
         assert caught.value.excess == 7
         assert bodies(await take(await broker.consume(queue, prefetch=2), 2)) == [b"1", b"2"]
@@ -306,7 +310,7 @@ async def test_a_body_of_just_that_limit_can_be_dead_and_live_again(url: str, qu
     """The headers of a dead letter do not fit beside it."""
     body = os.urandom(MAX_PAYLOAD)
     async with running(url, publish_timeout=30.0) as broker:
-        await broker.publish([Outgoing(queue, body)])
+        await publish_all(broker, [Outgoing(queue, body)])
         consumer = await broker.consume(queue, prefetch=1)
         await consumer.dead_letter((await take(consumer, 1))[0], "too large to handle")
         (letter,) = await broker.dead_letters(queue, limit=2)
@@ -319,7 +323,7 @@ async def test_a_body_of_just_that_limit_can_be_dead_and_live_again(url: str, qu
 async def test_a_key_that_does_not_fit_beside_its_body_is_left_out(url: str, queue: str) -> None:
     body = os.urandom(MAX_PAYLOAD - 20)
     async with running(url, publish_timeout=30.0) as broker:
-        await broker.publish([Outgoing(queue, body, key="one")])
+        await publish_all(broker, [Outgoing(queue, body, key="one")])
         assert bodies(await take(await broker.consume(queue, prefetch=1), 1)) == [body]
 
 
@@ -340,7 +344,7 @@ def test_a_reason_is_kept_or_shortened_but_fits(reason: str, length: int) -> Non
 async def test_a_reason_keeps_as_many_characters_as_elsewhere_whatever_they_are(url: str, queue: str) -> None:
     whole, longer = "🛰" * LONGEST_REASON, "é" * (LONGEST_REASON + 1)
     async with running(url) as broker:
-        await broker.publish([Outgoing(queue, b"", reason=reason) for reason in (whole, longer)])
+        await publish_all(broker, [Outgoing(queue, b"", reason=reason) for reason in (whole, longer)])
         kept = [letter.reason for letter in await broker.dead_letters(queue, limit=3)]
         assert kept == [whole, "é" * (LONGEST_REASON - 1) + "…"]
 
@@ -348,7 +352,7 @@ async def test_a_reason_keeps_as_many_characters_as_elsewhere_whatever_they_are(
 async def test_many_thousands(url: str, queue: str) -> None:
     count = 20 * WINDOW + 7
     async with running(url) as broker:
-        await broker.publish(numbered(queue, count))
+        await publish_all(broker, numbered(queue, count))
         consumer = await broker.consume(queue, prefetch=2000)
         seen: list[bytes] = []
         async with asyncio.timeout(PATIENCE):
@@ -366,7 +370,7 @@ async def test_large_messages_come_a_few_at_a_time(queue: str, monkeypatch: pyte
     sizes = [*[800_000] * 40, 3_000_000, 2_000_000, *[400_000] * 5]
     with BareNats("max_pending: 8MB") as server:
         async with running(server.url) as broker:
-            await broker.publish([Outgoing(queue, bytes(size)) for size in sizes])
+            await publish_all(broker, [Outgoing(queue, bytes(size)) for size in sizes])
             consumer = await broker.consume(queue, prefetch=2000)
             came: list[int] = []
             async with asyncio.timeout(PROMPT):
@@ -398,14 +402,14 @@ async def test_queues_that_are_there_are_not_made_again(url: str, queue: str, mo
 async def test_one_publish_to_many_queues_that_are_missing(url: str, queue: str) -> None:
     names = [f"{queue}.{number}" for number in range(40)]
     async with running(url) as broker:
-        await broker.publish([Outgoing(name, name.encode()) for name in names * 3])
+        await publish_all(broker, [Outgoing(name, name.encode()) for name in names * 3])
         states = {state.queue: state for state in await broker.queues(names)}
         assert [states[name].ready for name in names] == [3] * 40
 
 
 async def test_thousands_of_dead_letters_with_gaps_between_them(url: str, queue: str) -> None:
     async with running(url) as broker:
-        await broker.publish([Outgoing(queue, b"%d" % number, reason="r") for number in range(1000)])
+        await publish_all(broker, [Outgoing(queue, b"%d" % number, reason="r") for number in range(1000)])
         letters = await broker.dead_letters(queue, limit=2000)
         assert [letter.body for letter in letters] == [b"%d" % number for number in range(1000)]
         gone = [letter.id for number, letter in enumerate(letters) if 10 <= number < 900]
@@ -422,7 +426,7 @@ async def test_large_dead_letters_are_looked_at_a_few_at_a_time(queue: str, monk
     monkeypatch.setattr("oraculo.brokers.nats.dead_letters.PAGE_BYTES", 4_000_000)
     with BareNats("max_payload: 1MB", "max_pending: 8MB") as server:
         async with running(server.url) as broker:
-            await broker.publish([Outgoing(queue, bytes(800_000), reason="r") for _ in range(40)])
+            await publish_all(broker, [Outgoing(queue, bytes(800_000), reason="r") for _ in range(40)])
             ids: list[str] = []
             while page := await broker.dead_letters(queue, limit=100, after=ids[-1] if ids else None):
                 ids += [letter.id for letter in page]
@@ -438,7 +442,7 @@ async def test_of_many_queues_only_some_are_remembered(url: str, queue: str, mon
         consumer = await broker.consume(queue, prefetch=1)
         for number in range(30):
             name = f"{queue}.{number}"
-            await broker.publish([Outgoing(name, b"0"), Outgoing(f"{queue}.used", b"x")])
+            await publish_all(broker, [Outgoing(name, b"0"), Outgoing(f"{queue}.used", b"x")])
             other = await broker.consume(name, prefetch=1)
             await other.retry((await take(other, 1))[0], 60.0, "later")
             await other.close()
@@ -446,8 +450,8 @@ async def test_of_many_queues_only_some_are_remembered(url: str, queue: str, mon
         tables = (broker._connection.made, broker._births._born, broker._given_back._due)
         assert [len(table) for table in tables] == [10, 10, 10]
         assert {queue, f"{queue}=used"} <= broker._births._born.keys(), "what is in use is not forgotten"
-        assert broker.links()[0].losses == 0
-        await broker.publish(numbered(queue, 1))
+        assert broker.statuses()[0].losses == 0
+        await publish_all(broker, numbered(queue, 1))
         assert bodies(await take(consumer, 1)) == [b"0"]
 
 

@@ -16,7 +16,7 @@ import uvloop
 from oraculo.brokers.nats import NatsBroker, appetite
 from oraculo.brokers.nats.connection import Connection
 from oraculo.errors import BrokerUnavailable
-from oraculo.ports.broker import Link, Outgoing
+from oraculo.ports.broker import BrokerStatus, Outgoing, publish_all
 from tests.brokers import nats_stage as stage
 from tests.brokers.nats_stage import (
     PATIENCE,
@@ -35,6 +35,7 @@ from tests.brokers.nats_stage import (
     stays_quiet,
     take,
 )
+from tests.receipts import takers
 from tests.servers.fleet import Fleet
 from tests.servers.nats import Nats
 from tests.servers.proxy import Proxy
@@ -51,7 +52,7 @@ async def test_a_consumer_deleted_on_the_server_is_noticed_and_made_again(
     url: str, queue: str, while_waiting: bool
 ) -> None:
     async with running(url, heartbeat=5.0) as broker, plain_client(url) as client:  # silence would tell later
-        await broker.publish(numbered(queue, 2))
+        await publish_all(broker, numbered(queue, 2))
         consumer = await broker.consume(queue, prefetch=3)
         held = await take(consumer, 2)
         if not while_waiting:
@@ -63,9 +64,9 @@ async def test_a_consumer_deleted_on_the_server_is_noticed_and_made_again(
         assert queue in await assert_fails_soon(taking, PROMPT)
         await assert_fails_soon(consumer.take(1), 0.1)
         await assert_fails_soon(consumer.ack(held), 0.1)
-        assert broker.links()[0].trouble is not None
+        assert broker.statuses()[0].trouble is not None
         assert bodies(await take(await broker.consume(queue, prefetch=2), 2, PROMPT)) == [b"0", b"1"]
-        assert broker.links() == [Link("nats", None, 0)]
+        assert broker.statuses() == [BrokerStatus("nats", None, 0)]
 
 
 async def test_a_stream_deleted_on_the_server_is_noticed_and_made_again(url: str, queue: str) -> None:
@@ -76,9 +77,9 @@ async def test_a_stream_deleted_on_the_server_is_noticed_and_made_again(url: str
         await api(client, f"STREAM.DELETE.{queue}")
         await assert_fails_soon(taking, PROMPT)
         consumer = await broker.consume(queue, prefetch=1)
-        await broker.publish([Outgoing(queue, b"new")])
+        await publish_all(broker, [Outgoing(queue, b"new")])
         assert bodies(await take(consumer, 1, PROMPT)) == [b"new"]
-        assert broker.links()[0].losses == 1, "what the stream held was lost"
+        assert broker.statuses()[0].losses == 1, "what the stream held was lost"
 
 
 async def test_publishing_to_a_stream_that_was_deleted_makes_it_again(url: str, queue: str) -> None:
@@ -86,7 +87,7 @@ async def test_publishing_to_a_stream_that_was_deleted_makes_it_again(url: str, 
         await broker.declare([queue])
         await api(client, f"STREAM.DELETE.{queue}")
         await api(client, f"STREAM.DELETE.{queue}=dlq")
-        await broker.publish([*numbered(queue, 3), Outgoing(queue, b"bad", reason="r")])
+        await publish_all(broker, [*numbered(queue, 3), Outgoing(queue, b"bad", reason="r")])
         consumer = await broker.consume(queue, prefetch=3)
         assert bodies(await take(consumer, 3, PROMPT)) == [b"0", b"1", b"2"]
         assert len(await broker.dead_letters(queue, limit=2)) == 1
@@ -120,7 +121,7 @@ async def test_a_server_that_cuts_off_whoever_leaves_much_unread_is_asked_for_le
     with BareNats("max_payload: 512KB", "max_pending: 1MB") as server:
         async with running(server.url, lease=1.0) as broker:  # what was cut off comes when it ends
             for number in range(60):
-                await broker.publish([Outgoing(queue, b"%02d" % number + bytes(400_000))])
+                await publish_all(broker, [Outgoing(queue, b"%02d" % number + bytes(400_000))])
             async with asyncio.TaskGroup() as both:
                 reading = both.create_task(read(broker))
                 await until(lambda: len(seen) == 60, within=PATIENCE)
@@ -137,7 +138,7 @@ async def test_who_was_cut_off_asks_for_more_again_as_the_connection_holds(
     with Proxy(url) as proxy:
         async with running(proxy.url) as broker:
             proxy.cut()
-            await eventually(lambda: asyncio.sleep(0, broker.links()[0].trouble))
+            await eventually(lambda: asyncio.sleep(0, broker.statuses()[0].trouble))
             await broker.check()
             assert broker.pull_bytes == appetite.PULL_BYTES // 2
             monkeypatch.setattr(appetite, "GROWS_AFTER", 1e-6)
@@ -168,7 +169,7 @@ async def test_a_subscription_that_waits_long_stays_alive(
     async with running(url, heartbeat=0.1) as broker:
         consumer = await broker.consume(queue, prefetch=5)
         await stays_quiet(consumer, 1.2)
-        await broker.publish(numbered(queue, 5))
+        await publish_all(broker, numbered(queue, 5))
         assert len(await take(consumer, 5, PROMPT)) == 5
 
 
@@ -188,7 +189,7 @@ async def test_a_slow_line_takes_its_time_until_it_falls_silent(
             began = time.monotonic()
             await asyncio.gather(broker.publish(batch[:10]), broker.publish(batch[10:]))
             assert time.monotonic() - began > 1.5, "the line was not slow"
-            assert broker.links()[0].trouble is None
+            assert broker.statuses()[0].trouble is None
             assert await ready(near, queue, 16)
             publishing = asyncio.create_task(broker.publish(batch))
 
@@ -227,7 +228,7 @@ async def test_a_call_for_more_queues_than_a_slow_server_makes_in_its_time_takes
             return await make(connection, sources, *others)
 
         monkeypatch.setattr(broker._maker, "make", make_slowly)
-        await broker.publish([Outgoing(name, b"") for name in queues])
+        await publish_all(broker, [Outgoing(name, b"") for name in queues])
         assert [state.ready for state in await broker.queues(queues)] == [1] * 8
         await broker.remove(queues)
 
@@ -249,14 +250,14 @@ async def test_a_confirm_that_the_proof_of_life_overtook_is_waited_for(
     monkeypatch.setattr(Connection, "_replied", overtaken)
     async with running(url, publish_timeout=1.5) as broker:
         await broker.declare([queue])
-        assert await broker.publish([Outgoing(queue, b"large")]) == ["nats"]
-        assert broker.links() == [Link("nats", None)]
+        assert takers(await broker.publish([Outgoing(queue, b"large")])) == ["nats"]
+        assert broker.statuses() == [BrokerStatus("nats", None)]
 
 
 async def test_a_cut_connection_is_told_at_once_and_what_was_held_comes_again_at_once(url: str, queue: str) -> None:
     with Proxy(url) as proxy:
         async with running(proxy.url) as broker:
-            await broker.publish(numbered(queue, 10))
+            await publish_all(broker, numbered(queue, 10))
             consumer = await broker.consume(queue, prefetch=10)
             held = await take(consumer, 4)
             await consumer.ack(held[:1])
@@ -266,10 +267,10 @@ async def test_a_cut_connection_is_told_at_once_and_what_was_held_comes_again_at
             await asyncio.wait({taking}, timeout=0.05)
             proxy.cut()
             said = await assert_fails_soon(taking, 2.0)
-            assert broker.links()[0].trouble == said
+            assert broker.statuses()[0].trouble == said
             await assert_fails_soon(consumer.ack(held), 0.1)
             heir = await broker.consume(queue, prefetch=10)
-            assert broker.links()[0].trouble is None
+            assert broker.statuses()[0].trouble is None
             again = await take(heir, 9, PROMPT)
             assert sorted(bodies(again)) == [b"%d" % number for number in range(1, 10)]
             assert {each.redeliveries for each in again} == {1}
@@ -293,10 +294,10 @@ async def test_a_server_that_let_us_in_before_and_does_not_now_is_away(
     with BareNats(_ANA) as server:
         async with running(server.url.replace("//", "//ana:s3cret@")) as broker:
             server.restart_with(trouble, jetstream=jetstream)
-            await until(lambda: broker.links()[0].trouble)
+            await until(lambda: broker.statuses()[0].trouble)
             assert told in await assert_fails_soon(broker.publish([Outgoing(queue, b"x")]), 2.0)
             server.restart_with(_ANA)
-            await broker.publish([Outgoing(queue, b"x")])
+            await publish_all(broker, [Outgoing(queue, b"x")])
 
 
 async def test_a_login_that_took_too_long_is_not_blamed_on_the_credentials() -> None:
@@ -322,7 +323,7 @@ async def test_all_who_call_after_a_break_share_one_connection(url: str, queue: 
         async with running(proxy.url) as broker:
             await broker.declare([queue])
             proxy.cut()
-            await until(lambda: broker.links()[0].trouble)
+            await until(lambda: broker.statuses()[0].trouble)
             await asyncio.gather(*(broker.publish(numbered(queue, 10)) for _ in range(20)))
             assert proxy.cut() == 2, "one connection has two halves"
 
@@ -337,7 +338,7 @@ async def test_a_publish_that_is_cut_off_says_so_and_the_next_one_works(url: str
             proxy.cut()
             proxy.swallows = False
             await assert_fails_soon(publishing, 2.0)
-            await broker.publish([Outgoing(queue, b"after")])
+            await publish_all(broker, [Outgoing(queue, b"after")])
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -367,7 +368,7 @@ def test_what_is_sent_before_a_break_was_heard_of_finds_the_broker_unavailable(
 async def test_everything_unsettled_survives_a_kill_of_the_server(fleet: Fleet, queue: str) -> None:
     server = fleet.breakable("nats")
     async with running(server.url, lease=2.0) as broker:
-        await broker.publish([*numbered(queue, 30), Outgoing(queue, b"bad", reason="why")])
+        await publish_all(broker, [*numbered(queue, 30), Outgoing(queue, b"bad", reason="why")])
         consumer = await broker.consume(queue, prefetch=20)
         held = await take(consumer, 10)
         await consumer.ack(held[:5])
@@ -387,37 +388,37 @@ async def test_everything_unsettled_survives_a_kill_of_the_server(fleet: Fleet, 
         assert seen >= {b"%d" % number for number in range(5, 30)}
         (letter,) = await broker.dead_letters(queue, limit=2)
         assert letter.reason == "why"
-        assert broker.links() == [Link("nats", None, 0)]
+        assert broker.statuses() == [BrokerStatus("nats", None, 0)]
 
 
 async def test_a_server_that_came_back_empty_counts_as_one_loss(queue: str) -> None:
     with Nats() as server:
         async with running(server.url) as broker:
             await broker.declare([queue, f"{queue}.2"])
-            await broker.publish([Outgoing(queue, b"gone")])
+            await publish_all(broker, [Outgoing(queue, b"gone")])
             server.kill()
             shutil.rmtree(server.folder / "jetstream")
             server.start()
-            await until(lambda: broker.links()[0].trouble)
-            await broker.publish([Outgoing(f"{queue}.2", b"new")])
-            assert broker.links()[0].losses == 1
-            await broker.publish([Outgoing(queue, b"new")])
+            await until(lambda: broker.statuses()[0].trouble)
+            await publish_all(broker, [Outgoing(f"{queue}.2", b"new")])
+            assert broker.statuses()[0].losses == 1
+            await publish_all(broker, [Outgoing(queue, b"new")])
             assert bodies(await take(await broker.consume(queue, prefetch=1), 1)) == [b"new"]
-            assert broker.links()[0].losses == 1
+            assert broker.statuses()[0].losses == 1
 
 
 async def test_a_reply_queue_that_its_client_deletes_is_no_loss(url: str, queue: str) -> None:
     command, reply = Outgoing(f"{queue}.w", b"{}", key="k"), Outgoing(queue, b"{}", is_reply=True)
     with Proxy(url) as proxy:
         async with running(proxy.url) as broker, plain_client(url) as client:
-            await broker.publish([command, reply])
+            await publish_all(broker, [command, reply])
             for is_cut in (True, False):
                 await api(client, f"STREAM.DELETE.{queue}")
                 if is_cut:
                     proxy.cut()
-                    await until(lambda: broker.links()[0].trouble)
-                await broker.publish([reply])
-                assert broker.links()[0].losses == 0
+                    await until(lambda: broker.statuses()[0].trouble)
+                await publish_all(broker, [reply])
+                assert broker.statuses()[0].losses == 0
             missing = await api(client, f"STREAM.INFO.{queue}=dlq")
             assert missing["error"]["code"] == 404, "it would stay behind"
 
@@ -426,13 +427,13 @@ async def test_a_reply_queue_that_is_also_sent_commands_can_lose_them(url: str, 
     command, reply = Outgoing(queue, b"{}", key="k"), Outgoing(queue, b"{}", is_reply=True)
     async with running(url) as broker, plain_client(url) as client:
         for first, second in ((reply, command), (command, reply)):
-            losses = broker.links()[0].losses
-            await broker.publish([first])
-            await broker.publish([second])
+            losses = broker.statuses()[0].losses
+            await publish_all(broker, [first])
+            await publish_all(broker, [second])
             await api(client, f"STREAM.DELETE.{queue}")
-            await broker.publish([reply])
-            await broker.publish([command])
-            assert broker.links()[0].losses == losses + 1
+            await publish_all(broker, [reply])
+            await publish_all(broker, [command])
+            assert broker.statuses()[0].losses == losses + 1
         assert (await api(client, f"STREAM.INFO.{queue}=dlq"))["config"]["subjects"] == [f"{queue}.dlq"]
 
 
@@ -455,17 +456,17 @@ async def test_with_many_streams_a_connection_is_made_again_all_the_same(
             await broker.declare(names)
             server.kill()
             server.start()
-            await until(lambda: broker.links()[0].trouble)
+            await until(lambda: broker.statuses()[0].trouble)
             monkeypatch.setattr(Connection, "ask_many", slow)
-            await broker.publish([Outgoing(names[0], b"x")])
-            assert broker.links() == [Link("nats", None, 0)]
+            await publish_all(broker, [Outgoing(names[0], b"x")])
+            assert broker.statuses() == [BrokerStatus("nats", None, 0)]
             server.kill()
             shutil.rmtree(server.folder / "jetstream")
             server.start()
-            await until(lambda: broker.links()[0].trouble)
+            await until(lambda: broker.statuses()[0].trouble)
             for name in names:
-                await broker.publish([Outgoing(name, b"x")])
-            assert broker.links() == [Link("nats", None, 1)], "one loss, although not all were looked at"
+                await publish_all(broker, [Outgoing(name, b"x")])
+            assert broker.statuses() == [BrokerStatus("nats", None, 1)], "one loss, although not all were looked at"
 
 
 async def test_a_frozen_server_blocks_nobody_for_longer_than_the_timeouts(fleet: Fleet, queue: str) -> None:
@@ -481,11 +482,11 @@ async def test_a_frozen_server_blocks_nobody_for_longer_than_the_timeouts(fleet:
             await assert_fails_soon(taking, 1.5)
             await assert_fails_soon(broker.publish([Outgoing(queue, b"x")]), 1.5)
             await assert_fails_soon(broker.check(), 1.5)
-            assert broker.links()[0].trouble is not None
+            assert broker.statuses()[0].trouble is not None
         finally:
             server.thaw()
-        await broker.publish([Outgoing(queue, b"again")])
-        assert broker.links()[0].trouble is None
+        await publish_all(broker, [Outgoing(queue, b"again")])
+        assert broker.statuses()[0].trouble is None
         consumer = await broker.consume(queue, prefetch=100)
         async with asyncio.timeout(PATIENCE):
             while b"again" not in bodies(await consumer.take(100)):
@@ -496,7 +497,7 @@ async def test_closing_beside_a_frozen_server_is_quick_and_leaves_nothing(fleet:
     server = fleet.breakable("nats")
     broker = NatsBroker(server.url, publish_timeout=30.0)
     await broker.start()
-    await broker.publish(numbered(queue, 5))
+    await publish_all(broker, numbered(queue, 5))
     consumer = await broker.consume(queue, prefetch=5)
     await take(consumer, 2)
     before = asyncio.all_tasks()
@@ -530,11 +531,11 @@ async def test_nothing_is_left_behind(url: str, queue: str, caplog: pytest.LogCa
             await asyncio.gather(*publishing, return_exceptions=True)
             with suppress(BrokerUnavailable):
                 await consumer.take(1)
-            await broker.publish([Outgoing(queue, b"x")])
+            await publish_all(broker, [Outgoing(queue, b"x")])
             await broker.consume(queue, prefetch=5)
             proxy.refuses = True
             proxy.cut()
-            await until(lambda: broker.links()[0].trouble)
+            await until(lambda: broker.statuses()[0].trouble)
             calls = [asyncio.create_task(broker.check()) for _ in range(3)]
             await asyncio.wait(calls, timeout=0.05)
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
@@ -571,7 +572,7 @@ asyncio.run(main())
 
 async def test_what_a_killed_process_held_is_delivered_again(url: str, queue: str) -> None:
     async with running(url, lease=1.0) as broker:
-        await broker.publish(numbered(queue, 3))
+        await publish_all(broker, numbered(queue, 3))
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", _TAKES_AND_HANGS, url, queue, stdout=asyncio.subprocess.PIPE
         )

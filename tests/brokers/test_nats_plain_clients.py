@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from oraculo.brokers.nats.connection import Connection
 from oraculo.brokers.nats.declare import Maker
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import NO_REASON, Outgoing
+from oraculo.ports.broker import NO_REASON, Outgoing, publish_all
 from oraculo.wire.naming import dlq_of
 from tests.brokers import nats_stage as stage
 from tests.brokers.nats_stage import (
@@ -43,7 +43,7 @@ url, queue = stage.url, stage.queue  # fixtures
 async def test_a_plain_client_takes_what_we_publish_and_we_what_it_publishes(url: str, queue: str) -> None:
     async with running(url) as broker, plain_client(url) as client:
         await broker.declare([queue, f"{queue}.answers"])
-        await broker.publish([Outgoing(queue, b"question")])
+        await publish_all(broker, [Outgoing(queue, b"question")])
         subscription = await client.jetstream().pull_subscribe(queue, durable=queue)
         (message,) = await subscription.fetch(1, timeout=5)
         assert message.data == b"question"
@@ -93,7 +93,7 @@ async def test_a_plain_durable_consumer_is_shared_and_its_traps_are_taken_out(ur
         consumer = await broker.consume(queue, prefetch=1)
         config = (await api(client, f"CONSUMER.INFO.{queue}.{queue}"))["config"]
         assert (config["max_deliver"], config["max_ack_pending"], config["ack_wait"]) == (-1, -1, 60 * 10**9)
-        await broker.publish(numbered(queue, 2))
+        await publish_all(broker, numbered(queue, 2))
         (ours,) = await take(consumer, 1)
         (theirs,) = await plain.fetch(1, timeout=5)
         assert {ours.body, theirs.data} == {b"0", b"1"}
@@ -118,7 +118,7 @@ async def test_of_a_plain_consumer_only_what_does_harm_is_changed(
         assert "error" not in await api(
             client, f"CONSUMER.CREATE.{queue}.{queue}", {"stream_name": queue, "config": config}
         )
-        await broker.publish([Outgoing(queue, bytes(2000))])
+        await publish_all(broker, [Outgoing(queue, bytes(2000))])
         assert len(await take(await broker.consume(queue, prefetch=5), 1, PROMPT)) == 1
         config = (await api(client, f"CONSUMER.INFO.{queue}.{queue}"))["config"]
         assert left.items() <= config.items()
@@ -133,7 +133,7 @@ async def test_a_plain_consumer_is_asked_for_no_more_than_its_owner_allows(
         await broker.declare([queue])
         config = (await api(client, f"CONSUMER.INFO.{queue}.{queue}"))["config"] | theirs
         await api(client, f"CONSUMER.CREATE.{queue}.{queue}", {"stream_name": queue, "config": config})
-        await broker.publish(numbered(queue, 35))
+        await publish_all(broker, numbered(queue, 35))
         consumer = await broker.consume(queue, prefetch=50)
         assert len(await take(consumer, 35, PROMPT)) == 35
         await stays_quiet(consumer)
@@ -142,7 +142,7 @@ async def test_a_plain_consumer_is_asked_for_no_more_than_its_owner_allows(
 async def test_a_server_is_asked_for_no_more_than_it_allows(queue: str) -> None:
     with BareNats(limits="max_request_batch: 10") as server:
         async with running(server.url) as broker:
-            await broker.publish(numbered(queue, 35))
+            await publish_all(broker, numbered(queue, 35))
             consumer = await broker.consume(queue, prefetch=50)
             assert len(await take(consumer, 35, PROMPT)) == 35
             await stays_quiet(consumer)
@@ -193,7 +193,7 @@ async def test_a_foreign_stream_in_the_way_is_told(url: str, queue: str, theirs:
     config = {"name": queue, "subjects": [queue]} | json.loads(json.dumps(theirs).replace("{queue}", queue))
     async with running(url) as broker, plain_client(url) as client:
         assert "error" not in await api(client, f"STREAM.CREATE.{config['name']}", config)
-        for call in (broker.declare([queue]), broker.publish([Outgoing(queue, b"x")])):
+        for call in (broker.declare([queue]), publish_all(broker, [Outgoing(queue, b"x")])):
             with pytest.raises(BrokerError, match=why) as caught:
                 await call
             assert not isinstance(caught.value, BrokerUnavailable)
@@ -220,7 +220,7 @@ async def test_a_foreign_stream_that_drops_messages_is_used_and_told_once(
         with capture_logs() as logs:
             for _ in range(2):
                 await broker.declare([queue])
-            await broker.publish([Outgoing(queue, b"x")])
+            await publish_all(broker, [Outgoing(queue, b"x")])
         assert len(await take(await broker.consume(queue, prefetch=1), 1)) == 1
         told = [(log["log_level"], log["queue"]) for log in logs]
         assert told == ([("warning", queue)] if why else [])
@@ -232,7 +232,7 @@ async def test_a_stream_that_a_client_made_for_its_replies_may_drop_them(url: st
     async with running(url) as broker, plain_client(url) as client:
         await api(client, f"STREAM.CREATE.{queue}", config)
         with capture_logs() as logs:
-            await broker.publish([Outgoing(queue, b"x", is_reply=True)])
+            await publish_all(broker, [Outgoing(queue, b"x", is_reply=True)])
         assert logs == []
 
 
@@ -278,8 +278,8 @@ async def test_somebody_who_answers_on_the_subject_confirms_nothing(url: str, qu
         await client.subscribe(queue, cb=meddle)
         await client.flush()
         await api(client, f"STREAM.DELETE.{queue}")
-        await assert_fails_soon(broker.publish([Outgoing(queue, b"nowhere")]), 2.0)
-        await broker.publish(numbered(queue, 50))
+        await assert_fails_soon(publish_all(broker, [Outgoing(queue, b"nowhere")]), 2.0)
+        await publish_all(broker, numbered(queue, 50))
         assert len(await take(await broker.consume(queue, prefetch=50), 50)) == 50
 
 
@@ -305,7 +305,7 @@ async def test_the_plain_worker_of_the_examples_answers(url: str, queue: str) ->
                 "tarefa": "a-task",
                 "tentativa": 1,
             }
-            await broker.publish([Outgoing(queue, b"no JSON"), Outgoing(queue, json.dumps(command).encode())])
+            await publish_all(broker, [Outgoing(queue, b"no JSON"), Outgoing(queue, json.dumps(command).encode())])
             (delivery,) = await take(answers, 1)
             answer = json.loads(delivery.body)
             await answers.ack([delivery])
@@ -328,11 +328,13 @@ async def test_the_plain_worker_makes_no_queue_that_nobody_asked_for_and_survive
         worker = await asyncio.create_subprocess_exec(sys.executable, script, server.url, "p.q")
         try:
             async with running(server.url) as broker, plain_client(server.url) as client:
-                await broker.publish([Outgoing("p.q", json.dumps(command | {"responder_em": "p.answers"}).encode())])
+                await publish_all(
+                    broker, [Outgoing("p.q", json.dumps(command | {"responder_em": "p.answers"}).encode())]
+                )
                 assert len(await take(await broker.consume("p.answers", prefetch=1), 1)) == 1
                 assert (await api(client, "STREAM.INFO.resultados"))["error"]["code"] == 404
                 last = json.dumps(command | {"responder_em": None}).encode()
-                await broker.publish([Outgoing("p.q", body) for body in (*odd, last)])
+                await publish_all(broker, [Outgoing("p.q", body) for body in (*odd, last)])
                 assert len(await take(await broker.consume("resultados", prefetch=1), 1)) == 1
                 assert [letter.body for letter in await broker.dead_letters("p.q", limit=9)] == odd
             assert worker.returncode is None

@@ -7,8 +7,8 @@ from unittest.mock import AsyncMock
 import pytest
 
 from oraculo.brokers.nats import NatsBroker
-from oraculo.errors import BrokerUnavailable
-from oraculo.ports.broker import NotTaken, Outgoing
+from oraculo.errors import BrokerUnavailable, QueueUnavailable
+from oraculo.ports.broker import Outgoing, ensure_taken, publish_all
 from tests.brokers import nats_stage as stage
 from tests.brokers.nats_stage import bodies, eventually, is_empty, running, take
 
@@ -34,8 +34,8 @@ async def test_a_queue_whose_removal_ended_half_way_takes_messages_again(
             await starts_now.publish([Outgoing(queue, b"1"), Outgoing(queue, b"letter", reason="bad")])
         await _empty(knows_it, queue)
         await _stop_a_removal_half_way(url, queue, monkeypatch)
-        with pytest.raises(NotTaken, match="maximum bytes"):
-            await knows_it.publish([Outgoing(queue, b"2")])
+        with pytest.raises(QueueUnavailable, match="maximum bytes"):
+            ensure_taken(await knows_it.publish([Outgoing(queue, b"2")]))
         await knows_it.publish([Outgoing(queue, b"2")])
         assert await knows_it.remove_unused([queue]) == []
 
@@ -55,7 +55,7 @@ async def test_what_is_sent_while_another_process_removes_a_queue_is_not_lost(
         monkeypatch.setattr(remover._maker, "remove", slowly_removed)
         removal = asyncio.create_task(remover.remove_unused([queue]))
         await removing.wait()
-        await publisher.publish([Outgoing(queue, b"kept")])
+        await publish_all(publisher, [Outgoing(queue, b"kept")])
         assert await removal == [queue]
         assert bodies(await take(await publisher.consume(queue, prefetch=1), 1)) == [b"kept"]
 
@@ -74,7 +74,7 @@ async def test_a_removal_that_takes_long_is_given_up_and_the_queue_stays(
 
         monkeypatch.setattr(broker._maker, "_update", slowly_updated)
         assert await broker.remove_unused([queue]) == []
-        await broker.publish([Outgoing(queue, b"kept")])
+        await publish_all(broker, [Outgoing(queue, b"kept")])
 
 
 async def _empty(broker: NatsBroker, queue: str) -> None:

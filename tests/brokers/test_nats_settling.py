@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from oraculo.brokers.nats.layout import stream_of
-from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Broker, NotTaken, Outgoing
+from oraculo.errors import BrokerError, BrokerUnavailable, QueueFull
+from oraculo.ports.broker import Broker, Outgoing, publish_all
 from oraculo.wire.naming import dlq_name, dlq_of
 from tests.brokers import nats_stage as stage
 from tests.brokers.nats_stage import (
@@ -34,7 +34,7 @@ async def test_a_queue_may_have_a_lease_of_its_own(url: str, queue: str) -> None
     leases = {queue: 0.5}
     async with running(url, lease=60, leases=leases) as broker, running(url, lease=60, leases=leases) as other:
         first = await broker.consume(queue, prefetch=10)
-        await broker.publish([Outgoing(queue, b"{}")])
+        await publish_all(broker, [Outgoing(queue, b"{}")])
         await first.take(10)
         second = await other.consume(queue, prefetch=10)
         assert [delivery.body for delivery in await asyncio.wait_for(second.take(10), 10)] == [b"{}"]
@@ -42,7 +42,7 @@ async def test_a_queue_may_have_a_lease_of_its_own(url: str, queue: str) -> None
 
 async def test_an_unsettled_delivery_comes_again_after_its_lease_and_is_no_longer_ours(url: str, queue: str) -> None:
     async with running(url, lease=0.5) as broker, running(url, lease=0.5) as other:
-        await broker.publish([Outgoing(queue, b"slow")])
+        await publish_all(broker, [Outgoing(queue, b"slow")])
         consumer = await broker.consume(queue, prefetch=1)
         (stale,) = await take(consumer, 1)
         lapsed_at = asyncio.get_running_loop().time() + 0.5  # JetStream's lease began before it was read here
@@ -59,7 +59,7 @@ async def test_an_unsettled_delivery_comes_again_after_its_lease_and_is_no_longe
 
 async def test_an_extended_delivery_does_not_come_again(url: str, queue: str) -> None:
     async with running(url, lease=1.5) as broker, running(url, lease=1.5) as other:
-        await broker.publish([Outgoing(queue, b"long work")])
+        await publish_all(broker, [Outgoing(queue, b"long work")])
         consumer = await broker.consume(queue, prefetch=1)
         held = await take(consumer, 1)
         waiting = asyncio.create_task(take(await other.consume(queue, prefetch=1), 1))
@@ -76,7 +76,7 @@ async def test_an_extended_delivery_does_not_come_again(url: str, queue: str) ->
 async def test_what_waits_behind_a_busy_caller_is_not_given_to_others(url: str, queue: str) -> None:
     """The prefetch is fetched, and the caller handles one message for longer than the lease."""
     async with running(url, lease=1.5, heartbeat=0.1) as broker, running(url, lease=1.5) as other:
-        await broker.publish(numbered(queue, 3))
+        await publish_all(broker, numbered(queue, 3))
         consumer = await broker.consume(queue, prefetch=3)
         busy = await take(consumer, 1)
         waiting = asyncio.create_task(take(await other.consume(queue, prefetch=1), 1))
@@ -93,7 +93,7 @@ async def test_what_waits_behind_a_busy_caller_is_not_given_to_others(url: str, 
 
 async def test_a_lapsed_delivery_makes_room_for_others(url: str, queue: str) -> None:
     async with running(url, lease=0.4, heartbeat=0.1) as broker:
-        await broker.publish(numbered(queue, 2))
+        await publish_all(broker, numbered(queue, 2))
         consumer = await broker.consume(queue, prefetch=1)
         assert bodies(await take(consumer, 1)) == [b"0"]
         assert {each.body for _ in range(2) for each in await take(consumer, 1)} <= {b"0", b"1"}
@@ -107,7 +107,7 @@ async def test_what_lapsed_before_anybody_took_it_is_asked_for_again(url: str, q
         await until(lambda: consumer._requested == 2, saying="two to be asked for")
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        await broker.publish(numbered(queue, 2))
+        await publish_all(broker, numbered(queue, 2))
         await until(lambda: len(consumer._buffer) == 2, saying="both to come")
         consumer._leases.update(dict.fromkeys(consumer._leases, 0.0))
         again = {(each.body, each.redeliveries) for each in await take(consumer, 2, PROMPT)}
@@ -125,7 +125,7 @@ async def test_a_delivery_whose_lease_ended_while_it_could_not_be_moved_is_let_g
             raise BrokerUnavailable("JetStream is not available now")
 
         monkeypatch.setattr(broker, "bury", bury)
-        await broker.publish([Outgoing(queue, b"bad")])
+        await publish_all(broker, [Outgoing(queue, b"bad")])
         consumer = await broker.consume(queue, prefetch=1)
         (stale,) = await take(consumer, 1)
         moving = asyncio.create_task(consumer.dead_letter(stale, "why"))
@@ -136,7 +136,7 @@ async def test_a_delivery_whose_lease_ended_while_it_could_not_be_moved_is_let_g
         await consumer.ack([stale])
         await consumer.extend([stale])
         await consumer.ack(again)
-        await broker.publish([Outgoing(queue, b"next")])
+        await publish_all(broker, [Outgoing(queue, b"next")])
         assert bodies(await take(consumer, 1, PROMPT)) == [b"next"], "its place is free again"
 
 
@@ -144,16 +144,16 @@ async def test_a_message_whose_quarantine_is_full_makes_no_queue_deaf(
     url: str, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(url, delivery_limit=1) as broker:
-        await broker.publish([Outgoing(queue, b"worn")])
+        await publish_all(broker, [Outgoing(queue, b"worn")])
         before = await broker.consume(queue, prefetch=1)
         await take(before, 1)
         await before.close()  # so that it was delivered as often as it may be
 
         async def bury(_: object) -> None:
-            raise NotTaken("the quarantine is full")
+            raise QueueFull("the quarantine is full")
 
         monkeypatch.setattr(broker, "bury", bury)
-        await broker.publish([Outgoing(queue, b"good")])
+        await publish_all(broker, [Outgoing(queue, b"good")])
         consumer = await broker.consume(queue, prefetch=10)
         assert bodies(await take(consumer, 1)) == [b"good"]
 
@@ -164,7 +164,7 @@ async def test_one_that_its_quarantine_refuses_holds_up_no_other_that_is_buried_
         stream = stream_of(dlq_name(queue))
         config = (await api(client, f"STREAM.INFO.{stream}"))["config"]
         assert "error" not in await api(client, f"STREAM.UPDATE.{stream}", {**config, "max_msg_size": 1000})
-        await broker.publish([Outgoing(queue, body) for body in (b"0", bytes(2000), b"2")])
+        await publish_all(broker, [Outgoing(queue, body) for body in (b"0", bytes(2000), b"2")])
         consumer = await broker.consume(queue, prefetch=3)
         taken = await take(consumer, 3)
         with pytest.raises(BrokerError, match="message size exceeds maximum allowed"):
@@ -185,7 +185,7 @@ async def test_a_delivery_that_is_being_moved_keeps_its_place(
             await bury(letters)
 
         monkeypatch.setattr(broker, "bury", slow)
-        await broker.publish(numbered(queue, 2))
+        await publish_all(broker, numbered(queue, 2))
         consumer = await broker.consume(queue, prefetch=1)
         (delivery,) = await take(consumer, 1)
         moving = asyncio.create_task(consumer.dead_letter(delivery, "why"))
@@ -199,7 +199,7 @@ async def test_a_delivery_that_is_being_moved_keeps_its_place(
 
 async def test_deliveries_are_counted_across_consumers_and_connections(url: str, queue: str) -> None:
     async with running(url) as broker:
-        await broker.publish([Outgoing(queue, b"again")])
+        await publish_all(broker, [Outgoing(queue, b"again")])
     for redeliveries in range(4):
         async with running(url) as broker:
             (delivery,) = await take(await broker.consume(queue, prefetch=1), 1, PROMPT)
@@ -209,7 +209,7 @@ async def test_deliveries_are_counted_across_consumers_and_connections(url: str,
 async def test_one_that_nobody_ever_settles_ends_in_the_dlq(url: str, queue: str) -> None:
     """Nobody calls retry: it is given back by consumers that close, and by leases that end."""
     async with running(url, delivery_limit=3, lease=0.3) as broker:
-        await broker.publish([Outgoing(queue, b"poison"), Outgoing(queue, b"other")])
+        await publish_all(broker, [Outgoing(queue, b"poison"), Outgoing(queue, b"other")])
         seen = []
         for closes in (True, False, True):
             consumer = await broker.consume(queue, prefetch=1)
@@ -232,7 +232,7 @@ async def test_what_the_quarantine_does_not_take_stays_in_its_queue(url: str, qu
     dlq = {"name": f"{queue}=dlq", "subjects": [dlq_of(queue)], "retention": "workqueue", "max_msg_size": 200}
     async with running(url, delivery_limit=1) as broker, plain_client(url) as client:
         assert "error" not in await api(client, f"STREAM.CREATE.{queue}=dlq", dlq)
-        await broker.publish([Outgoing(queue, bytes(300))])
+        await publish_all(broker, [Outgoing(queue, bytes(300))])
         consumer = await broker.consume(queue, prefetch=1)
         (delivery,) = await take(consumer, 1)
         for settling in (consumer.dead_letter(delivery, "bad"), consumer.retry(delivery, 0.0, "bad")):
@@ -242,7 +242,7 @@ async def test_what_the_quarantine_does_not_take_stays_in_its_queue(url: str, qu
         assert await ready(broker, queue, 1)
         await consumer.close()
         heir = await broker.consume(queue, prefetch=1)
-        await broker.publish([Outgoing(queue, b"small")])
+        await publish_all(broker, [Outgoing(queue, b"small")])
         assert bodies(await take(heir, 1, PROMPT)) == [b"small"], "it is in nobody's way"
         assert await ready(broker, queue, 2)
 
@@ -254,7 +254,7 @@ async def test_one_that_its_quarantine_refuses_holds_up_no_other_that_was_delive
     dlq = {"name": f"{queue}=dlq", "subjects": [dlq_of(queue)], "retention": "workqueue", "max_msg_size": 200}
     async with running(url, delivery_limit=1) as broker, plain_client(url) as client:
         assert "error" not in await api(client, f"STREAM.CREATE.{queue}=dlq", dlq)
-        await broker.publish([Outgoing(queue, body) for body in (b"0", bytes(300), b"2")])
+        await publish_all(broker, [Outgoing(queue, body) for body in (b"0", bytes(300), b"2")])
         before = await broker.consume(queue, prefetch=3)
         await take(before, 3)
         await before.close()
@@ -270,11 +270,11 @@ async def test_one_that_its_quarantine_refuses_holds_up_no_other_that_was_delive
 async def test_thousands_that_wait_for_a_delay_hold_up_no_other(url: str, queue: str) -> None:
     """JetStream counts them as unsettled, and by default stops a consumer at a thousand."""
     async with running(url) as broker:
-        await broker.publish(numbered(queue, 1500))
+        await publish_all(broker, numbered(queue, 1500))
         consumer = await broker.consume(queue, prefetch=1500)
         for delivery in await take(consumer, 1500):
             await consumer.retry(delivery, 60.0, "later")
-        await broker.publish([Outgoing(queue, b"quick")])
+        await publish_all(broker, [Outgoing(queue, b"quick")])
         assert bodies(await take(consumer, 1, PROMPT)) == [b"quick"]
         (state,) = await broker.queues([queue])
         assert (state.ready, state.unacked) == (1500, 1)
@@ -291,7 +291,7 @@ async def test_two_brokers_share_a_queue(url: str, queue: str) -> None:
 
     async with running(url) as one, running(url) as two:
         workers = [asyncio.create_task(work(broker)) for broker in (one, two)]
-        await one.publish(numbered(queue, 2000))
+        await publish_all(one, numbered(queue, 2000))
         await until(lambda: len(handled) >= 2000)
         await eventually(lambda: is_empty(one, queue))
         for broker in (one, two):
@@ -303,7 +303,7 @@ async def test_two_brokers_share_a_queue(url: str, queue: str) -> None:
 async def test_a_move_that_is_done_twice_makes_no_duplicate(url: str, queue: str) -> None:
     """The letter was confirmed, and the process died before the ack: it comes again, and is moved again."""
     async with running(url, lease=0.4) as broker, plain_client(url) as client:
-        await broker.publish([Outgoing(queue, b"bad")])
+        await publish_all(broker, [Outgoing(queue, b"bad")])
         consumer = await broker.consume(queue, prefetch=1)
         (delivery,) = await take(consumer, 1)
         consumer.connection.send = lambda *_: None  # type: ignore[method-assign] # no ack is sent any more

@@ -9,7 +9,7 @@ from oraculo.brokers.nats import NatsBroker
 from oraculo.brokers.prefetch import FIRST, Prefetch
 from oraculo.brokers.rabbitmq import RabbitMQBroker
 from oraculo.brokers.redis_streams import RedisStreamsBroker
-from oraculo.ports.broker import Broker, Consumer, Delivery, Outgoing
+from oraculo.ports.broker import Broker, Consumer, Delivery, Outgoing, publish_all
 from tests.brokers import rabbitmq_stage as stage
 from tests.brokers.rabbitmq_stage import fresh_name, take
 from tests.servers.fleet import Fleet
@@ -81,7 +81,7 @@ async def held_when_quiet(consumer: Consumer) -> list[Delivery]:
 
 
 async def test_rabbitmq_is_asked_for_few_large_messages_at_a_time(broker: RabbitMQBroker, queue: str) -> None:
-    await broker.publish([Outgoing(queue, LARGE)] * 60)
+    await publish_all(broker, [Outgoing(queue, LARGE)] * 60)
     consumer = await broker.consume(queue, prefetch=2000)
     seen = 0
     while seen < 60:
@@ -114,8 +114,8 @@ async def test_large_messages_behind_many_small_ones_are_given_back_to_rabbitmq(
     broker: RabbitMQBroker, queue: str
 ) -> None:
     """The server had sent them already, as many as there were small ones."""
-    await broker.publish([Outgoing(queue, SMALL)] * 1000)
-    await broker.publish([Outgoing(queue, LARGE)] * 60)
+    await publish_all(broker, [Outgoing(queue, SMALL)] * 1000)
+    await publish_all(broker, [Outgoing(queue, LARGE)] * 60)
     consumer = await broker.consume(queue, prefetch=2000)
     await consumer.ack(await take(consumer, 1000))
     held = await held_when_quiet(consumer)
@@ -129,11 +129,11 @@ async def test_large_messages_behind_many_small_ones_are_given_back_to_rabbitmq(
 
 
 async def test_rabbitmq_is_asked_for_few_again_once_nothing_comes(broker: RabbitMQBroker, queue: str) -> None:
-    await broker.publish([Outgoing(queue, SMALL)] * 1000)
+    await publish_all(broker, [Outgoing(queue, SMALL)] * 1000)
     consumer = await broker.consume(queue, prefetch=2000)
     await consumer.ack(await take(consumer, 1000))
     await asyncio.sleep(1.5)
-    await broker.publish([Outgoing(queue, MEDIUM)] * 60)
+    await publish_all(broker, [Outgoing(queue, MEDIUM)] * 60)
     held = await held_when_quiet(consumer)
     assert {each.redeliveries for each in held} == {0}
     assert len(held) == FIRST

@@ -17,7 +17,7 @@ from oraculo.brokers.rabbitmq.connection import Channel, Connection
 from oraculo.brokers.rabbitmq.consumer import RabbitMQConsumer
 from oraculo.brokers.rabbitmq.publisher import VANISHED_PAUSE
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings
-from oraculo.ports.broker import Broker, Capabilities, Link, Outgoing
+from oraculo.ports.broker import Broker, BrokerStatus, Capabilities, Outgoing, publish_all
 from oraculo.testing.broker_suite import BrokerSuite
 from tests.brokers import rabbitmq_stage as stage
 from tests.brokers.rabbitmq_stage import (
@@ -94,23 +94,23 @@ async def test_a_name_that_no_queue_can_have_is_refused_and_not_waited_for(
     bad: str, broker: RabbitMQBroker, queue: str
 ) -> None:
     for call in (
-        broker.publish([Outgoing(queue, b"1"), Outgoing(bad, b"2")]),
-        broker.publish([Outgoing(bad, b"2", reason="r")]),
+        publish_all(broker, [Outgoing(queue, b"1"), Outgoing(bad, b"2")]),
+        publish_all(broker, [Outgoing(bad, b"2", reason="r")]),
         broker.declare([bad]),
         broker.consume(bad, prefetch=1),
     ):
         with pytest.raises(BrokerError, match="RabbitMQ cannot have the queue") as caught:
             await call
         assert not isinstance(caught.value, BrokerUnavailable)
-    await broker.publish([Outgoing(queue, b"3")])
-    assert (await take(await broker.consume(queue, prefetch=2), 1))[-1].body == b"3"
+    await publish_all(broker, [Outgoing(queue, b"3")])
+    assert [one.body for one in await take(await broker.consume(queue, prefetch=3), 2)] == [b"1", b"3"]
 
 
 async def test_what_is_asked_of_a_name_with_a_line_break_concerns_no_other_queue(
     broker: RabbitMQBroker, queue: str
 ) -> None:
     """RabbitMQ would look at, and delete, the one that is named so without the break."""
-    await broker.publish([Outgoing(queue, b"1"), Outgoing(queue, b"2", reason="r")])
+    await publish_all(broker, [Outgoing(queue, b"1"), Outgoing(queue, b"2", reason="r")])
     for broken in (f"{queue}\n", f"\r{queue}"):
         assert await broker.queues([broken]) == []
         assert await broker.dead_letters(broken, limit=1) == []
@@ -124,7 +124,7 @@ async def test_what_is_asked_of_a_name_with_a_line_break_concerns_no_other_queue
 async def test_every_other_character_may_stand_in_a_name(broker: RabbitMQBroker, queue: str) -> None:
     blanks = "".join(chr(code) for code in (*range(33), 0x7F, 0x85, 0xA0, 0x2028) if chr(code) not in "\r\n")
     odd = blanks + queue + blanks
-    await broker.publish([Outgoing(odd, b"1")])
+    await publish_all(broker, [Outgoing(odd, b"1")])
     assert (await take(await broker.consume(odd, prefetch=1), 1))[0].body == b"1"
     await broker.remove([odd])
 
@@ -137,7 +137,7 @@ async def test_a_call_that_is_never_answered_holds_up_none_behind_it(
         with pytest.raises(BrokerUnavailable, match="did not answer"):
             await broker._queues._call("queue_declare", queue=f"{queue}\n", durable=True)  # pika misses the answer
         monkeypatch.undo()  # a busy server may take longer for what it answers
-        await broker.publish([Outgoing(queue, b"1")])
+        await publish_all(broker, [Outgoing(queue, b"1")])
         assert (await state(broker, queue)).ready == 1
 
 
@@ -154,7 +154,7 @@ class TestStarting:
             removes_safely=False,
             lists_queues=False,
         )
-        assert broker.links() == [Link("rabbitmq", None)]
+        assert broker.statuses() == [BrokerStatus("rabbitmq", None)]
         place = f"{urlsplit(url).hostname}:{urlsplit(url).port}"
         assert (await broker.check()).startswith("RabbitMQ ")
         assert (await broker.check()).endswith(f" at {place}")
@@ -162,7 +162,7 @@ class TestStarting:
     async def test_nothing_is_done_before_it_is_started(self, url: str) -> None:
         broker = RabbitMQBroker(url, name="second")
         with pytest.raises(BrokerUnavailable, match="call start"):
-            await broker.publish(messages("q", 1))
+            await publish_all(broker, messages("q", 1))
         assert "call start" in trouble(broker)
         assert broker.name == "second"
         await broker.close()
@@ -219,7 +219,7 @@ class TestStarting:
         broker = RabbitMQBroker(f"amqp://127.0.0.1:{refusing},{urlsplit(url).netloc.rpartition('@')[2]}")
         await broker.start()
         assert (await broker.check()).endswith(f"at 127.0.0.1:{urlsplit(url).port}")
-        await broker.publish(messages(queue, 1))
+        await publish_all(broker, messages(queue, 1))
         assert trouble(broker) == ""
         await broker.close()
 
@@ -238,7 +238,7 @@ class TestStarting:
         monkeypatch.setattr(Connection, "_open_node", refuse_first)
         broker = RabbitMQBroker(f"amqp://elsewhere:1,{urlsplit(url).netloc.rpartition('@')[2]},elsewhere:2")
         await broker.start()
-        await broker.publish(messages(queue, 1))
+        await publish_all(broker, messages(queue, 1))
         assert sorted(set(attempts)) == [f"127.0.0.1:{urlsplit(url).port}", "elsewhere:1"]
         await broker.close()
         nobody = RabbitMQBroker("amqp://elsewhere:1,elsewhere:2")
@@ -294,7 +294,7 @@ class TestStarting:
             with pytest.raises(BrokerUnavailable):
                 await broker.start()
             proxy.refuses = False
-            await broker.publish(messages(queue, 1))
+            await publish_all(broker, messages(queue, 1))
             assert trouble(broker) == ""
             await broker.close()
 
@@ -321,7 +321,7 @@ class TestStarting:
         """A refusal would be taken for one of the messages, which would then be given up."""
         with Proxy(url) as proxy:
             async with running(proxy.url) as broker:
-                await broker.publish(messages(queue, 1))
+                await publish_all(broker, messages(queue, 1))
                 monkeypatch.setattr("oraculo.brokers.rabbitmq.connection._vhost", lambda _: "no-such")
                 proxy.cut()
                 await eventually(lambda: already(trouble(broker)), bool)
@@ -330,14 +330,14 @@ class TestStarting:
                         await call
                 assert "refused the vhost" in trouble(broker)
                 monkeypatch.undo()
-                await broker.publish(messages(queue, 1))
+                await publish_all(broker, messages(queue, 1))
                 assert trouble(broker) == ""
 
     async def test_the_path_is_the_vhost_and_the_user_may_have_odd_signs(self, fleet: Fleet) -> None:
         server = cast("RabbitMQ", fleet.server("rabbitmq"))
         server.evaluate(_ADD_USER_AND_VHOST)
         async with running(f"amqp://odd%40user:p%2Fw%3A%3F@127.0.0.1:{server.port}/a%2Fb") as broker:
-            await broker.publish(messages("in-the-vhost", 1))
+            await publish_all(broker, messages("in-the-vhost", 1))
         async with running(server.url) as elsewhere:
             assert await elsewhere.queues(["in-the-vhost"]) == []
 
@@ -351,7 +351,7 @@ class TestStarting:
 
     async def test_closing_leaves_nothing_behind(self, url: str, queue: str) -> None:
         async with running(url) as broker:
-            await broker.publish(messages(queue, 3))
+            await publish_all(broker, messages(queue, 3))
             consumer = await broker.consume(queue, prefetch=1)
             await consumer.take(1)
         await assert_nothing_is_left()
@@ -375,7 +375,7 @@ class TestTls:
         server = cast("RabbitMQ", fleet.server("rabbitmq"))
         async with running(server.tls_url) as broker:
             name = fresh_name()
-            await broker.publish([Outgoing(name, b"x" * 300_000)])
+            await publish_all(broker, [Outgoing(name, b"x" * 300_000)])
             (delivery,) = await (await broker.consume(name, prefetch=1)).take(1)
             assert len(delivery.body) == 300_000
 
@@ -400,7 +400,7 @@ class TestTls:
 class TestClosing:
     async def test_a_publish_in_flight_opens_nothing_again(self, url: str, queue: str) -> None:
         async with running(url) as broker:
-            await broker.publish(messages(queue, 1))
+            await publish_all(broker, messages(queue, 1))
             with plain_channel(url) as channel:
                 channel.queue_delete(queue)
             publishing = asyncio.create_task(broker.publish(messages(queue, 1)))  # it waits before it makes it again
@@ -411,7 +411,7 @@ class TestClosing:
             await assert_nothing_is_left()
             assert (broker._working._raw, broker._publishing._raw) == (None, None)
             await broker.start()
-            await broker.publish(messages(queue, 1))
+            await publish_all(broker, messages(queue, 1))
 
     async def test_a_consume_in_flight_leaves_no_consumer(self, url: str, queue: str) -> None:
         async with running(url) as witness:

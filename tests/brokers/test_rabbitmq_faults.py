@@ -1,6 +1,7 @@
 """RabbitMQ: connections, servers and processes that break, and queues that vanish."""
 
 import asyncio
+import re
 import signal
 import sys
 import time
@@ -17,7 +18,7 @@ from oraculo.brokers.rabbitmq.connection import ACCESS_REFUSED, BLOCKED, Channel
 from oraculo.brokers.rabbitmq.frames import Parcel
 from oraculo.brokers.rabbitmq.publisher import NotConfirmed
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import NotTaken, Outgoing
+from oraculo.ports.broker import Outgoing, ensure_taken, publish_all
 from oraculo.wire.naming import dlq_of
 from tests.brokers import rabbitmq_stage as stage
 from tests.brokers.rabbitmq_stage import (
@@ -38,6 +39,7 @@ from tests.brokers.rabbitmq_stage import (
     take,
     trouble,
 )
+from tests.receipts import places_down, reasons, takers
 from tests.servers.fleet import Fleet
 from tests.servers.proxy import Proxy
 from tests.servers.rabbitmq import RabbitMQ
@@ -52,7 +54,7 @@ class TestBreaking:
     async def test_a_cut_connection_ends_the_consumer_and_all_comes_again(self, url: str, queue: str) -> None:
         with Proxy(url) as proxy:
             async with running(proxy.url) as broker:
-                await broker.publish(messages(queue, 5))
+                await publish_all(broker, messages(queue, 5))
                 consumer = await broker.consume(queue, prefetch=3)
                 first, *held = await take(consumer, 3)
                 await consumer.ack([first])
@@ -83,7 +85,7 @@ class TestBreaking:
         with monkeypatch.context() as patched:
             patched.setattr(broker._sender, "send", fail)
             with pytest.raises(BrokerUnavailable, match=r"RabbitMQ at .*it is closing"):
-                await broker.publish(messages(queue, 1))
+                await publish_all(broker, messages(queue, 1))
         assert "it is closing" in trouble(broker)
         await published(broker, messages(queue, 1))
         assert trouble(broker) == ""
@@ -99,7 +101,7 @@ class TestBreaking:
 
             monkeypatch.setattr(broker._sender, "send", fail)
             with pytest.raises(BrokerUnavailable, match=r"RabbitMQ at .*it is closing"):
-                await broker.publish(messages(queue, 1))
+                await publish_all(broker, messages(queue, 1))
 
     async def test_many_who_call_at_once_share_one_attempt_to_connect(self, url: str, queue: str) -> None:
         with Proxy(url) as proxy:
@@ -114,7 +116,7 @@ class TestBreaking:
     async def test_a_server_that_was_killed_gives_all_again(self, fleet: Fleet) -> None:
         server, queue = fleet.breakable("rabbitmq"), fresh_name()
         async with running(server.url) as broker:
-            await broker.publish([*messages(queue, 100), Outgoing(queue, b"dead", reason="kept")])
+            await publish_all(broker, [*messages(queue, 100), Outgoing(queue, b"dead", reason="kept")])
             consumer = await broker.consume(queue, prefetch=10)
             first, *_ = await take(consumer, 10)
             await consumer.retry(first, 3.0, "later")
@@ -133,7 +135,7 @@ class TestBreaking:
     async def test_a_frozen_server_holds_up_no_publish_and_no_close(self, fleet: Fleet) -> None:
         server, queue = fleet.breakable("rabbitmq"), fresh_name()
         async with running(server.url, publish_timeout=0.5, connect_timeout=0.5, call_timeout=0.5) as broker:
-            await broker.publish(messages(queue, 1))
+            await publish_all(broker, messages(queue, 1))
             other = RabbitMQBroker(server.url)
             await other.start()
             await other.consume(queue, prefetch=1)
@@ -142,7 +144,7 @@ class TestBreaking:
                 for _ in range(2):  # on the connection of before, and on a new one
                     began = time.monotonic()
                     with pytest.raises(BrokerUnavailable):
-                        await broker.publish(messages(queue, 1))
+                        await publish_all(broker, messages(queue, 1))
                     assert time.monotonic() - began < 1.5
                 for call in (broker.check(), broker.queues([queue]), broker.dead_letters(queue, limit=1)):
                     with pytest.raises(BrokerUnavailable):
@@ -186,8 +188,10 @@ class TestBreaking:
         with Proxy(url) as proxy:
             async with running(proxy.url, publish_timeout=2.0) as broker:
                 proxy.delay = 0.03
-                assert await broker.publish([Outgoing(name, b"") for name in queues]) == ["rabbitmq"] * len(queues)
-                assert broker.links()[0].stuck == ()
+                assert takers(await broker.publish([Outgoing(name, b"") for name in queues])) == ["rabbitmq"] * len(
+                    queues
+                )
+                assert broker.statuses()[0].stuck == ()
         forget(url, queues)
 
     async def test_queues_that_there_was_no_time_to_make_are_left_and_not_taken_for_down(
@@ -198,14 +202,14 @@ class TestBreaking:
         with Proxy(url) as proxy:
             async with running(proxy.url, publish_timeout=2.0) as broker:
                 proxy.delay = 0.03
-                with pytest.raises(NotTaken, match="there was no time to make its queue") as caught:
-                    await broker.publish([Outgoing(name, b"") for name in left])
-                assert not caught.value.down
-                assert broker.links()[0].stuck == ()
-                left = [name for name, via in zip(left, caught.value.vias, strict=True) if via is None]
+                receipts = await broker.publish([Outgoing(name, b"") for name in left])
+                assert re.search("there was no time to make its queue", reasons(receipts))
+                assert not places_down(receipts)
+                assert broker.statuses()[0].stuck == ()
+                left = [name for name, via in zip(left, takers(receipts), strict=True) if via is None]
                 assert len(left) < len(queues)
                 proxy.delay = 0
-                await broker.publish([Outgoing(name, b"") for name in left])
+                await publish_all(broker, [Outgoing(name, b"") for name in left])
         async with running(url) as broker:
             assert [each.ready for each in await broker.queues(queues)] == [1] * len(queues)
         forget(url, queues)
@@ -216,11 +220,10 @@ class TestBreaking:
         queues = [fresh_name() for _ in range(20)]
         async with running(url, publish_timeout=4.0) as broker:
             _never_answer_for(queues[7], monkeypatch)
-            with pytest.raises(NotTaken) as caught:
-                await broker.publish([Outgoing(name, b"") for name in queues])
-            assert caught.value.down == {7}
-            assert caught.value.vias == [None if number == 7 else "rabbitmq" for number in range(20)]
-            assert [name for name, _ in broker.links()[0].stuck] == [queues[7]]
+            receipts = await broker.publish([Outgoing(name, b"") for name in queues])
+            assert places_down(receipts) == {7}
+            assert takers(receipts) == [None if number == 7 else "rabbitmq" for number in range(20)]
+            assert [name for name, _ in broker.statuses()[0].stuck] == [queues[7]]
         forget(url, queues)
 
     async def test_confirms_that_drip_in_are_not_waited_for_without_end(
@@ -232,11 +235,11 @@ class TestBreaking:
                 await broker.declare([queue])
                 proxy.delay = 0.05
                 with pytest.raises(BrokerUnavailable, match="did not confirm"):
-                    await broker.publish([Outgoing(queue, bytes(64 * 1024))] * 16)
+                    await publish_all(broker, [Outgoing(queue, bytes(64 * 1024))] * 16)
 
     async def test_what_a_killed_process_held_comes_again(self, url: str, queue: str) -> None:
         async with running(url) as broker:
-            await broker.publish(messages(queue, 3))
+            await publish_all(broker, messages(queue, 3))
             worker = await asyncio.create_subprocess_exec(
                 sys.executable, "-c", _HOLDS_THREE, url, queue, stdout=asyncio.subprocess.PIPE
             )
@@ -252,13 +255,13 @@ class TestBreaking:
     async def test_a_server_short_of_memory_is_told_of_and_its_queues_can_be_drained(self, fleet: Fleet) -> None:
         server, queue = cast("RabbitMQ", fleet.breakable("rabbitmq")), fresh_name()
         async with running(server.url) as broker:
-            await broker.publish(messages(queue, 5))
+            await publish_all(broker, messages(queue, 5))
             consumer = await broker.consume(queue, prefetch=3)
             bad, *good = await take(consumer, 3)
 
             async def told_on_publishing() -> str:
                 with suppress(BrokerUnavailable):  # the server says it to who publishes, and not before
-                    await broker.publish([Outgoing(queue, b"more")])
+                    await publish_all(broker, [Outgoing(queue, b"more")])
                 return trouble(broker)
 
             server.evaluate("vm_memory_monitor:set_vm_memory_high_watermark(0.0000001).")
@@ -273,7 +276,7 @@ class TestBreaking:
             finally:
                 server.evaluate("vm_memory_monitor:set_vm_memory_high_watermark(0.4).")
             await eventually(lambda: already(trouble(broker)), "".__eq__)
-            await broker.publish(messages(queue, 1))
+            await publish_all(broker, messages(queue, 1))
             assert [(letter.body, letter.reason) for letter in await letters(broker, queue, 1)] == [(b"0", "not now")]
 
 
@@ -335,12 +338,12 @@ class TestRefused:
     async def test_a_queue_that_is_refused_holds_up_no_other(self, broker: RabbitMQBroker, queue: str) -> None:
         refused = f"amq.{queue}"
         for _ in range(2):  # when it is first seen, and when it is known
-            with pytest.raises(NotTaken, match=rf"did not take 2 of 5 messages, for {refused}: RabbitMQ") as caught:
-                await broker.publish([*messages(refused, 1), *messages(queue, 3), *messages(refused, 1)])
-            assert caught.value.vias == [None, "rabbitmq", "rabbitmq", "rabbitmq", None]
-            assert caught.value.down == {0, 4}
-            assert "majority" not in str(caught.value)
-        assert [name for name, _ in broker.links()[0].stuck] == [refused]
+            receipts = await broker.publish([*messages(refused, 1), *messages(queue, 3), *messages(refused, 1)])
+            assert re.search(rf"did not take 2 of 5 messages, for {refused}: RabbitMQ", reasons(receipts))
+            assert takers(receipts) == [None, "rabbitmq", "rabbitmq", "rabbitmq", None]
+            assert places_down(receipts) == {0, 4}
+            assert "majority" not in reasons(receipts)
+        assert [name for name, _ in broker.statuses()[0].stuck] == [refused]
         assert trouble(broker) == ""
         assert [(found.queue, found.ready) for found in await broker.queues()] == [(queue, 6)]
 
@@ -350,7 +353,7 @@ class TestRefused:
         began = time.monotonic()
         for _ in range(1000):  # as one sends them who tries each alone
             with pytest.raises(BrokerError, match=rf"RabbitMQ .*amq\.{queue}") as caught:
-                await broker.publish(batch)
+                ensure_taken(await broker.publish(batch))
             assert not isinstance(caught.value, BrokerUnavailable)
         assert time.monotonic() - began < 3.0
 
@@ -358,7 +361,7 @@ class TestRefused:
     async def test_direct_reply_to_is_no_queue_of_ours(self, broker: RabbitMQBroker, name: str) -> None:
         """RabbitMQ says that it is there, and delivers nothing to it, or delivers it and sends it back all the same."""
         with pytest.raises(Refused, match="name a queue of yours"):
-            await broker.publish(messages(name, 1))
+            ensure_taken(await broker.publish(messages(name, 1)))
         assert await broker.queues([name]) == []
         assert trouble(broker) == ""
 
@@ -368,10 +371,10 @@ class TestRefused:
         """One that RabbitMQ says is there, without being known for it."""
         monkeypatch.setattr("oraculo.brokers.rabbitmq.queues._is_direct_reply", lambda _: False)
         with pytest.raises(Refused, match=f"RabbitMQ has no queue {DIRECT_REPLY}"):
-            await broker.publish(messages(DIRECT_REPLY, 2))
-        with pytest.raises(NotTaken, match=f"did not take 1 of 2 .*RabbitMQ has no queue {DIRECT_REPLY}") as caught:
-            await broker.publish([*messages(DIRECT_REPLY, 1), *messages(queue, 1)])
-        assert (caught.value.vias, caught.value.down) == ([None, "rabbitmq"], {0})
+            ensure_taken(await broker.publish(messages(DIRECT_REPLY, 2)))
+        receipts = await broker.publish([*messages(DIRECT_REPLY, 1), *messages(queue, 1)])
+        assert re.search(f"did not take 1 of 2 .*RabbitMQ has no queue {DIRECT_REPLY}", reasons(receipts))
+        assert (takers(receipts), places_down(receipts)) == ([None, "rabbitmq"], {0})
         assert (await state(broker, queue)).ready == 1
         assert trouble(broker) == ""
 
@@ -389,10 +392,10 @@ class TestRefused:
         monkeypatch.setattr(Channel, "call", hiding)
         with plain_channel(url) as channel:
             reply = channel.queue_declare("", exclusive=True).method.queue
-            await broker.publish(messages(reply, 2))
+            await publish_all(broker, messages(reply, 2))
             assert [channel.basic_get(reply, auto_ack=True)[2] for _ in range(2)] == [b"0", b"1"]
         with pytest.raises(Refused, match=f"RabbitMQ has no queue {reply}"):
-            await broker.publish(messages(reply, 1))
+            ensure_taken(await broker.publish(messages(reply, 1)))
         assert trouble(broker) == ""
 
     async def test_a_user_who_may_not_publish_is_told_of_until_he_may(self, fleet: Fleet) -> None:
@@ -403,11 +406,11 @@ class TestRefused:
         async with running(server.url.replace("guest:guest", "reader:pw")) as broker:
             for _ in range(2):
                 with pytest.raises(BrokerUnavailable, match="access to exchange"):
-                    await broker.publish(messages(queue, 1))
+                    await publish_all(broker, messages(queue, 1))
                 await broker.check()
                 assert "access to exchange" in trouble(broker)
             server.evaluate(_MAY_WRITE % (server.vhost, ".*"))
-            await broker.publish(messages(queue, 1))
+            await publish_all(broker, messages(queue, 1))
             assert trouble(broker) == ""
 
 
@@ -430,7 +433,7 @@ class TestPolicies:
         policy = '[{<<"delivery-limit">>, 1}], 0, <<"queues">>, <<"tests">>'
         server.evaluate(f'rabbit_policy:set(<<"{server.vhost}">>, <<"poison">>, <<"^{queue}">>, {policy}).')
         async with running(server.url) as broker:
-            await broker.publish([Outgoing(queue, b"%d" % n, reason="kept") for n in range(5)])
+            await publish_all(broker, [Outgoing(queue, b"%d" % n, reason="kept") for n in range(5)])
             first = await letters(broker, queue, 5)
             for _ in range(6):
                 assert await broker.dead_letters(queue, limit=10) == first
@@ -444,7 +447,7 @@ class TestPolicies:
         monkeypatch.setattr("oraculo.brokers.rabbitmq.dead_letters.CHUNK_BYTES", 200)
         monkeypatch.setattr("oraculo.brokers.rabbitmq.dead_letters.RENEWED_BYTES", 350)
         async with running(url) as broker:
-            await broker.publish([Outgoing(queue, b"%d" % n * 100, reason="kept") for n in range(8)])
+            await publish_all(broker, [Outgoing(queue, b"%d" % n * 100, reason="kept") for n in range(8)])
             first = await letters(broker, queue, 8)
             send, anew = broker._sender.send, list[list[bytes]]()
 
@@ -452,7 +455,7 @@ class TestPolicies:
                 anew.append([parcel.body[:1] for parcel in parcels])
                 await send(parcels)
 
-            monkeypatch.setattr(broker._quarantine, "_publish", noting)
+            monkeypatch.setattr(broker._dead_letters, "_publish", noting)
             for _ in range(2):
                 assert await broker.dead_letters(queue, limit=10) == first
             if warning_of_age(broker._working.version, (4, 3)):  # since then looking counts for nothing
@@ -465,13 +468,13 @@ class TestPolicies:
     ) -> None:
         """As when the server takes no message of that size any more."""
         async with running(url) as broker:
-            await broker.publish([Outgoing(queue, b"%d" % n, reason="kept") for n in range(3)])
+            await publish_all(broker, [Outgoing(queue, b"%d" % n, reason="kept") for n in range(3)])
             first = await letters(broker, queue, 3)
 
             async def refuse(parcels: Sequence[Parcel]) -> None:
                 raise BrokerError("message size is larger than allowed")
 
-            monkeypatch.setattr(broker._quarantine, "_publish", refuse)
+            monkeypatch.setattr(broker._dead_letters, "_publish", refuse)
             for _ in range(2):
                 assert await broker.dead_letters(queue, limit=10) == first
 
@@ -479,16 +482,16 @@ class TestPolicies:
         self, url: str, queue: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async with running(url) as broker:
-            await broker.publish([Outgoing(queue, b"%d" % n, reason="kept") for n in range(3)])
+            await publish_all(broker, [Outgoing(queue, b"%d" % n, reason="kept") for n in range(3)])
             await letters(broker, queue, 3)
-            publish, was_asked = broker._quarantine._publish, asyncio.Event()
+            publish, was_asked = broker._dead_letters._publish, asyncio.Event()
 
             async def take_all_but_one(parcels: Sequence[Parcel]) -> None:
                 was_asked.set()
                 await publish(parcels[1:])
                 raise NotConfirmed(parcels[:1], len(parcels))
 
-            monkeypatch.setattr(broker._quarantine, "_publish", take_all_but_one)
+            monkeypatch.setattr(broker._dead_letters, "_publish", take_all_but_one)
             for _ in range(2):
                 found = await broker.dead_letters(queue, limit=10)
                 assert sorted(letter.body for letter in found) == [b"0", b"1", b"2"]
@@ -501,7 +504,7 @@ class TestPolicies:
 class TestVanishing:
     async def test_a_consumer_whose_queue_is_deleted_hears_of_it_at_once(self, url: str, queue: str) -> None:
         async with running(url) as broker:
-            await broker.publish(messages(queue, 1))
+            await publish_all(broker, messages(queue, 1))
             consumer = await broker.consume(queue, prefetch=2)
             (held,) = await take(consumer, 1)
             waiting = asyncio.create_task(consumer.take(1))
@@ -513,7 +516,7 @@ class TestVanishing:
                     await waiting
             await consumer.ack([held])
             heir = await broker.consume(queue, prefetch=1)
-            await broker.publish(messages(queue, 1))
+            await publish_all(broker, messages(queue, 1))
             assert bodies(await take(heir, 1)) == [b"0"]
             await consumer.close()
 
@@ -536,7 +539,7 @@ class TestVanishing:
     async def test_a_delay_whose_queue_vanished_is_made_again(
         self, broker: RabbitMQBroker, url: str, queue: str
     ) -> None:
-        await broker.publish(messages(queue, 2))
+        await publish_all(broker, messages(queue, 2))
         consumer = await broker.consume(queue, prefetch=1)
         await consumer.retry((await take(consumer, 1))[0], 60.0, "later")
         with plain_channel(url) as channel:

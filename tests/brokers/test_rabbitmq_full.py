@@ -14,8 +14,8 @@ from oraculo.brokers.rabbitmq import RabbitMQBroker
 from oraculo.brokers.rabbitmq.connection import BLOCKED
 from oraculo.brokers.rabbitmq.consumer import RabbitMQConsumer
 from oraculo.brokers.rabbitmq.frames import Parcel
-from oraculo.errors import BrokerUnavailable, MessageTooLarge
-from oraculo.ports.broker import NotTaken, Outgoing
+from oraculo.errors import BrokerUnavailable, MessageTooLarge, QueueUnavailable
+from oraculo.ports.broker import Outgoing, ensure_taken, publish_all
 from oraculo.testing.harness import Harness
 from oraculo.wire.naming import dlq_of
 from tests.brokers import rabbitmq_stage as stage
@@ -33,6 +33,7 @@ from tests.brokers.rabbitmq_stage import (
     take,
     trouble,
 )
+from tests.receipts import places_down, reasons, takers
 from tests.servers.fleet import Fleet
 from tests.servers.rabbitmq import RabbitMQ, suspended
 from tests.waiting import until
@@ -71,10 +72,10 @@ class TestFull:
             if other == "must be made":
                 channel.queue_delete(elsewhere)
         batch = [one for both in zip(messages(queue, 4), messages(elsewhere, 4), strict=True) for one in both]
-        with pytest.raises(NotTaken, match=f"did not take 2 of 8 messages, for {queue}: is it full") as caught:
-            await broker.publish(batch)
-        assert caught.value.vias == ["rabbitmq"] * 4 + [None, "rabbitmq", None, "rabbitmq"]
-        assert not caught.value.down
+        receipts = await broker.publish(batch)
+        assert re.search(f"did not take 2 of 8 messages, for {queue}: is it full", reasons(receipts))
+        assert takers(receipts) == ["rabbitmq"] * 4 + [None, "rabbitmq", None, "rabbitmq"]
+        assert not places_down(receipts)
         assert trouble(broker) == ""  # it works
         assert ((await state(broker, queue)).ready, (await state(broker, elsewhere)).ready) == (2, 4)
         assert bodies(await take(await broker.consume(queue, prefetch=2), 2)) == [b"0", b"1"]
@@ -88,17 +89,18 @@ class TestFull:
         await broker.declare([elsewhere])
         with plain_channel(url) as channel:
             channel.queue_declare(queue, durable=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
-        await broker.publish(messages(queue, 1))
+        await publish_all(broker, messages(queue, 1))
         refused = broker._publisher._session
         assert refused is not None
         batches = [messages(elsewhere, 500) for _ in range(20)]
         outcome, *others = await asyncio.gather(
             broker.publish(messages(queue, 1)), *map(broker.publish, batches), return_exceptions=True
         )
-        assert isinstance(outcome, NotTaken)
-        assert others == [[broker.name] * 500] * 20
+        assert isinstance(outcome, list)
+        assert isinstance(outcome[0].error, QueueUnavailable)
+        assert list(map(takers, others)) == [[broker.name] * 500] * 20
         assert broker._publisher._session is not refused
-        await broker.publish(messages(elsewhere, 1))
+        await publish_all(broker, messages(elsewhere, 1))
         await until(lambda: not refused.channel.is_open, saying="the old channel to close")
         assert (await state(broker, elsewhere)).ready == 20 * 500 + 1
         forget(url, [elsewhere])
@@ -108,7 +110,7 @@ class TestFull:
     ) -> None:
         with plain_channel(url) as channel:
             fill_quarantine(channel, queue)
-        await broker.publish(messages(queue, 1))
+        await publish_all(broker, messages(queue, 1))
         consumer = await broker.consume(queue, prefetch=1)
         (held,) = await take(consumer, 1)
         with pytest.raises(BrokerUnavailable, match="did not take 1 of 1"):
@@ -127,7 +129,7 @@ class TestFull:
             if owner == "the user's":
                 limited = {"x-queue-type": "quorum", "x-delivery-limit": 1}
                 channel.queue_declare(queue, durable=True, arguments=limited)
-            await broker.publish(messages(queue, 5))
+            await publish_all(broker, messages(queue, 5))
             consumer = await broker.consume(queue, prefetch=2)
             tries = _count_publishes(consumer, monkeypatch)
             bad, good = await take(consumer, 2)
@@ -149,7 +151,7 @@ class TestFull:
         with plain_channel(url) as channel:
             fill_quarantine(channel, queue)
             consumer = await broker.consume(queue, prefetch=10)
-            await broker.publish(messages(queue, 1))
+            await publish_all(broker, messages(queue, 1))
             [delivery] = await take(consumer, 1)
             await consumer.dead_letter(delivery, "no such run")  # there is no room for it
             closing = asyncio.create_task(consumer.close())
@@ -167,7 +169,7 @@ class TestFull:
         with plain_channel(url) as channel:
             arguments = {"x-max-length": 2, "x-overflow": "reject-publish"}
             channel.queue_declare(dlq_of(queue), durable=True, arguments=arguments)
-        await broker.publish(messages(queue, 4))
+        await publish_all(broker, messages(queue, 4))
         consumer = await broker.consume(queue, prefetch=4)
         await consumer.dead_letter_all([(delivery, "broken") for delivery in await take(consumer, 4)])
         first = await letters(broker, queue, 2)
@@ -180,13 +182,13 @@ class TestFull:
     async def test_a_redrive_into_a_full_queue_moves_what_it_takes(
         self, broker: RabbitMQBroker, url: str, queue: str
     ) -> None:
-        await broker.publish([Outgoing(queue, b"%d" % number, reason="r") for number in range(5)])
+        await publish_all(broker, [Outgoing(queue, b"%d" % number, reason="r") for number in range(5)])
         with plain_channel(url) as channel:
             channel.queue_delete(queue)
             arguments = {"x-max-length": 2, "x-overflow": "reject-publish"}
             channel.queue_declare(queue, durable=True, arguments=arguments)
         for _ in range(2):
-            with pytest.raises(NotTaken, match=f"did not take . of . messages, for {queue}"):
+            with pytest.raises(QueueUnavailable, match=f"did not take . of . messages, for {queue}"):
                 await broker.redrive(queue)
         assert trouble(broker) == ""
         assert bodies(await letters(broker, queue, 3)) == [b"2", b"3", b"4"]
@@ -204,12 +206,12 @@ class TestFull:
             channel.queue_declare(queue, durable=True, arguments=limit | {"x-overflow": "reject-publish"})
         large = Outgoing(queue, bytes(100))
         for _ in range(2):
-            with pytest.raises(NotTaken, match=f"did not take 2 of 5 messages, for {queue}") as caught:
-                await broker.publish([large, *messages(elsewhere, 3), large])
-            assert caught.value.vias == [None, "rabbitmq", "rabbitmq", "rabbitmq", None]
-            assert caught.value.down == {0, 4}  # as far as one can see
+            receipts = await broker.publish([large, *messages(elsewhere, 3), large])
+            assert re.search(f"did not take 2 of 5 messages, for {queue}", reasons(receipts))
+            assert takers(receipts) == [None, "rabbitmq", "rabbitmq", "rabbitmq", None]
+            assert places_down(receipts) == {0, 4}  # as far as one can see
         assert trouble(broker) == ""
-        assert [name for name, _ in broker.links()[0].stuck] == [queue]
+        assert [name for name, _ in broker.statuses()[0].stuck] == [queue]
         await broker.check()
         assert (await state(broker, elsewhere)).ready == 6
         forget(url, [elsewhere])
@@ -223,14 +225,14 @@ class TestFull:
             await before.publish(messages(queue, 3))
         await _turn(server, queue, "stop")
         async with running(server.url, proof_within=0) as broker:
-            with pytest.raises(NotTaken, match=f"for {queue}") as caught:
-                await broker.publish(messages(queue, 2))
-            assert caught.value.vias == [None, None]
-            assert caught.value.down == {0, 1}
+            receipts = await broker.publish(messages(queue, 2))
+            assert re.search(f"for {queue}", reasons(receipts))
+            assert takers(receipts) == [None, None]
+            assert places_down(receipts) == {0, 1}
             assert queue in trouble(broker)
             with pytest.raises(BrokerUnavailable, match=queue):
                 await broker.check()
-            await broker.publish(messages(other, 1))
+            await publish_all(broker, messages(other, 1))
             await broker.check()
             assert trouble(broker) == ""
         await _turn(server, queue, "restart")
@@ -245,11 +247,11 @@ class TestFull:
                 channel.queue_declare(
                     queue, durable=True, arguments={"x-max-length": 0, "x-overflow": "reject-publish"}
                 )
-            with pytest.raises(NotTaken):
-                await other.publish(messages(queue, 1))
+            with pytest.raises(QueueUnavailable):
+                ensure_taken(await other.publish(messages(queue, 1)))
             with pytest.raises(BrokerUnavailable, match=queue):
                 await other.check()
-            await broker.publish(messages(heard, 1))
+            await publish_all(broker, messages(heard, 1))
             await consumer.ack(await take(consumer, 1))
             await other.check()
         forget(url, [heard])
@@ -259,22 +261,20 @@ class TestFull:
         server = cast("RabbitMQ", fleet.server("rabbitmq"))
         queue, other = fresh_name(), fresh_name()
         async with running(server.url, publish_timeout=1.0) as broker:
-            await broker.publish([*messages(queue, 1), *messages(other, 1)])
+            await publish_all(broker, [*messages(queue, 1), *messages(other, 1)])
             await _turn(server, queue, "stop")
             connection, session = broker._publishing.raw, broker._publisher._session
             outcome, beside = await asyncio.gather(
                 broker.publish([*messages(queue, 2), *messages(other, 2)]),
                 broker.publish(messages(other, 500)),
-                return_exceptions=True,
             )
-            assert isinstance(outcome, NotTaken)
-            assert outcome.vias == [None, None, "rabbitmq", "rabbitmq"]
-            assert outcome.down == {0, 1}
-            assert beside == ["rabbitmq"] * 500
+            assert takers(outcome) == [None, None, "rabbitmq", "rabbitmq"]
+            assert places_down(outcome) == {0, 1}
+            assert takers(beside) == ["rabbitmq"] * 500
             assert broker._publishing.raw is connection  # and nobody else's consumers or publishes were lost
             assert session is not None
             assert not session.channel.is_open
-            assert [name for name, _ in broker.links()[0].stuck] == [queue]
+            assert [name for name, _ in broker.statuses()[0].stuck] == [queue]
             assert trouble(broker) == ""
             assert (await state(broker, other)).ready == 1 + 2 + 500
         await _turn(server, queue, "restart")
@@ -288,26 +288,25 @@ class TestFull:
             await founder.declare([queue, other])
         async with running(server.url, publish_timeout=0.5) as broker:
             if is_known:
-                await broker.publish(messages(queue, 1))
+                await publish_all(broker, messages(queue, 1))
             async with suspended(server, queue):
                 for _ in range(10):
-                    with pytest.raises(NotTaken) as caught:
-                        await broker.publish([*messages(other, 1), *messages(queue, 1)])
-                    assert caught.value.vias == ["rabbitmq", None]
-                    assert caught.value.down == {1}
+                    receipts = await broker.publish([*messages(other, 1), *messages(queue, 1)])
+                    assert takers(receipts) == ["rabbitmq", None]
+                    assert places_down(receipts) == {1}
                 await broker.check()
                 open_now = [session for session in broker._publisher._sessions if session.channel.is_open]
                 assert len(open_now) <= 2
             await published(broker, messages(queue, 1))
             assert (await state(broker, queue)).ready <= is_known + 2 + 1  # two tries, and the last
             assert (await state(broker, other)).ready <= 10 + 1
-            assert broker.links()[0].stuck == ()
+            assert broker.statuses()[0].stuck == ()
 
     async def test_a_publish_that_is_cancelled_keeps_no_channel(self, fleet: Fleet) -> None:
         server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
         queue = fresh_name()
         async with running(server.url) as broker:
-            await broker.publish(messages(queue, 1))
+            await publish_all(broker, messages(queue, 1))
             async with suspended(server, queue):
                 broker._stuck.note([queue], "as if it were known")
                 for _ in range(5):
@@ -322,19 +321,19 @@ class TestFull:
         server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
         queue = fresh_name()
         async with running(server.url, publish_timeout=1.0) as broker:
-            await broker.publish(messages(queue, 1))
+            await publish_all(broker, messages(queue, 1))
             broker._stuck.note([queue], "as if it were known")
             await asyncio.to_thread(server.evaluate, "vm_memory_monitor:set_vm_memory_high_watermark(0.0000001).")
             try:
                 async with asyncio.timeout(20):
                     while trouble(broker) != BLOCKED:
                         with suppress(BrokerUnavailable):
-                            await broker.publish(messages(queue, 1))
+                            await publish_all(broker, messages(queue, 1))
                         await asyncio.sleep(0.05)
                 connection = broker._publishing.raw
                 for _ in range(3):
                     with pytest.raises(BrokerUnavailable, match=BLOCKED):
-                        await broker.publish(messages(queue, 1))
+                        await publish_all(broker, messages(queue, 1))
                 assert broker._publishing.raw is connection
             finally:
                 await asyncio.to_thread(server.evaluate, "vm_memory_monitor:set_vm_memory_high_watermark(0.4).")
@@ -345,11 +344,11 @@ class TestFull:
         async with largest_message(server, 2000):
             async with running(server.url) as broker:
                 with pytest.raises(MessageTooLarge, match="larger than") as caught:
-                    await broker.publish([Outgoing(fresh_name(), bytes(2007))])
+                    ensure_taken(await broker.publish([Outgoing(fresh_name(), bytes(2007))]))
                 assert caught.value.excess == 7
                 queue = fresh_name()
                 await broker.declare([queue])
-                both = [broker.publish([Outgoing(queue, bytes(size))]) for size in (2100, 3000)]
+                both = [publish_all(broker, [Outgoing(queue, bytes(size))]) for size in (2100, 3000)]
                 _, told = await asyncio.gather(*both, return_exceptions=True)
                 assert isinstance(told, MessageTooLarge)
                 assert told.excess == 1000, "RabbitMQ names the first of the two"
@@ -386,15 +385,15 @@ class TestFull:
             await before.publish(messages(queue, 1))
         await _turn(server, queue, "stop")
         async with running(server.url) as broker:
-            with pytest.raises(NotTaken):
-                await broker.publish(messages(queue, 1))
-            await broker.publish(messages(other, 1))
+            with pytest.raises(QueueUnavailable):
+                ensure_taken(await broker.publish(messages(queue, 1)))
+            await publish_all(broker, messages(other, 1))
             await broker.check()
-            assert [name for name, _ in broker.links()[0].stuck] == [queue]
+            assert [name for name, _ in broker.statuses()[0].stuck] == [queue]
             assert trouble(broker) == ""  # the others work
             await _turn(server, queue, "restart")
             await published(broker, messages(queue, 1))
-            assert broker.links()[0].stuck == ()
+            assert broker.statuses()[0].stuck == ()
             forget(server.url, [queue, other])
 
 

@@ -20,7 +20,7 @@ from oraculo.brokers.rabbitmq import dead_letters as letters_module
 from oraculo.brokers.rabbitmq.dead_letters import carried, encoded, redeliveries_of
 from oraculo.brokers.rabbitmq.frames import Parcel
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Outgoing
+from oraculo.ports.broker import Outgoing, publish_all
 from oraculo.wire.naming import dlq_of
 from tests.brokers import rabbitmq_stage as stage
 from tests.brokers.rabbitmq_stage import (
@@ -50,7 +50,7 @@ class TestPlainClients:
         self, broker: RabbitMQBroker, url: str, queue: str, priority: int
     ) -> None:
         """Each tells its priority: a message without any overtakes those of 0 to 3 on RabbitMQ 4.3."""
-        await broker.publish([Outgoing(queue, b"{}", priority=priority)])
+        await publish_all(broker, [Outgoing(queue, b"{}", priority=priority)])
         with plain_channel(url) as channel:
             assert channel.queue_declare(queue, passive=True).method.message_count == 1
             method, properties, body = channel.basic_get(queue)
@@ -63,7 +63,7 @@ class TestPlainClients:
         self, broker: RabbitMQBroker, url: str, queue: str
     ) -> None:
         command = {"texto": "ação 🧭"}
-        await broker.publish([Outgoing(queue, json.dumps(command, ensure_ascii=False).encode())])
+        await publish_all(broker, [Outgoing(queue, json.dumps(command, ensure_ascii=False).encode())])
         with kombu.Connection(url) as connection:
             own = kombu.Queue(queue, channel=connection.channel(), no_declare=True)
             message = own.get(accept=["json"])
@@ -74,7 +74,7 @@ class TestPlainClients:
         self, broker: RabbitMQBroker, url: str, queue: str
     ) -> None:
         """AMQP does not tell it."""
-        await broker.publish(messages(queue, 3))
+        await publish_all(broker, messages(queue, 3))
         consumer = await broker.consume(queue, prefetch=1)
         await take(consumer, 1)
         assert (await state(broker, queue)).unacked == 1
@@ -160,7 +160,7 @@ class TestPlainClients:
         properties = pika.BasicProperties(headers={"x-oraculo-reason": "kept", **large}, message_id="m" * 255)
         async with running(url) as broker:
             await broker.declare([queue])
-            await broker._publisher.publish([Parcel(dlq_of(queue), encoded(properties), b"0")])
+            await publish_all(broker._publisher, [Parcel(dlq_of(queue), encoded(properties), b"0")])
             (letter,) = await letters(broker, queue, 1)
             assert letter.reason.startswith(told)
             with plain_channel(url) as channel:
@@ -171,7 +171,7 @@ class TestPlainClients:
     async def test_what_a_plain_worker_rejects_is_in_quarantine(
         self, broker: RabbitMQBroker, url: str, queue: str
     ) -> None:
-        await broker.publish(messages(queue, 1))
+        await publish_all(broker, messages(queue, 1))
         with plain_channel(url) as channel:
             method, _, _ = channel.basic_get(queue)
             channel.basic_reject(method.delivery_tag, requeue=False)
@@ -183,7 +183,7 @@ class TestPlainClients:
 
     async def test_what_plain_workers_give_back_too_often_is_in_quarantine(self, url: str, queue: str) -> None:
         async with running(url, delivery_limit=3) as broker:
-            await broker.publish(messages(queue, 1))
+            await publish_all(broker, messages(queue, 1))
             with plain_channel(url) as channel:
                 delivered = 0
 
@@ -232,7 +232,7 @@ class TestPlainClients:
             channel.queue_declare(queue, durable=durable)
         async with running(url, delivery_limit=3) as broker:
             await broker.declare([queue])
-            await broker.publish(messages(queue, 2))
+            await publish_all(broker, messages(queue, 2))
             consumer = await broker.consume(queue, prefetch=2)
             poison, good = await take(consumer, 2)
             await consumer.ack([good])
@@ -279,7 +279,7 @@ class TestPlainClients:
             channel.queue_declare(queue, durable=True, arguments=theirs)
         async with running(url) as broker:
             with capture_logs() as logs:
-                await broker.publish(messages(queue, 1))
+                await publish_all(broker, messages(queue, 1))
                 for _ in range(2):
                     await broker.declare([queue])
             assert len(await take(await broker.consume(queue, prefetch=1), 1)) == 1
@@ -297,7 +297,7 @@ class TestPlainClients:
             channel.queue_declare(queue, **theirs)
         async with running(url) as broker:
             with capture_logs() as logs:
-                await broker.publish(messages(queue, 1))
+                await publish_all(broker, messages(queue, 1))
         assert [log["queue"] for log in logs] == [queue]
         assert why in logs[0]["reason"]
 
@@ -311,7 +311,7 @@ class TestOthersNames:
             channel.queue_declare(f"{queue}.retry.100", durable=True)
             if owner == "the user's":
                 channel.queue_declare(queue, durable=True)
-        await broker.publish(messages(queue, 1))
+        await publish_all(broker, messages(queue, 1))
         consumer = await broker.consume(queue, prefetch=1)
         (delivery,) = await take(consumer, 1)
         for redeliveries in range(1, 3):
@@ -408,8 +408,13 @@ class TestUnreadable:
 
     async def test_one_such_message_disturbs_no_other(self, broker: RabbitMQBroker, queue: str) -> None:
         await broker.declare([queue])
-        await broker._publisher.publish(
-            [Parcel(queue, b"\x00\x00", b"0"), Parcel(queue, IN_MILLISECONDS, b"odd"), Parcel(queue, b"\x00\x00", b"1")]
+        await publish_all(
+            broker._publisher,
+            [
+                Parcel(queue, b"\x00\x00", b"0"),
+                Parcel(queue, IN_MILLISECONDS, b"odd"),
+                Parcel(queue, b"\x00\x00", b"1"),
+            ],
         )
         consumer = await broker.consume(queue, prefetch=10)
         taken = await take(consumer, 3)
@@ -421,7 +426,7 @@ class TestUnreadable:
     async def test_such_a_letter_is_shown_and_moved(self, broker: RabbitMQBroker, queue: str) -> None:
         await broker.declare([queue])
         odd = [Parcel(dlq_of(queue), properties, b"%d" % n) for n, properties in enumerate(UNREADABLE[::3])]
-        await broker._publisher.publish(odd)
+        await publish_all(broker._publisher, odd)
         found = await letters(broker, queue, 2)
         assert sorted(bodies(found)) == [b"0", b"1"]
         assert await broker.discard(queue, [found[0].id]) == 1
@@ -432,12 +437,12 @@ class TestUnreadable:
     async def test_a_time_that_is_none_is_shown(self, broker: RabbitMQBroker, queue: str, died_at: str) -> None:
         await broker.declare([queue])
         properties = encoded(pika.BasicProperties(headers={"x-oraculo-died-at": died_at}))
-        await broker._publisher.publish([Parcel(dlq_of(queue), properties, b"")])
+        await publish_all(broker._publisher, [Parcel(dlq_of(queue), properties, b"")])
         (letter,) = await letters(broker, queue, 1)
         assert await broker.dead_letters(queue, limit=1, after=letter.id) == []
 
     async def test_half_a_surrogate_pair_in_a_reason_is_replaced(self, broker: RabbitMQBroker, queue: str) -> None:
-        await broker.publish([Outgoing(queue, b"", reason="bad \udc80")])
+        await publish_all(broker, [Outgoing(queue, b"", reason="bad \udc80")])
         assert [letter.reason for letter in await letters(broker, queue, 1)] == ["bad ?"]
 
 
@@ -450,14 +455,14 @@ class TestOthersQuarantines:
     ) -> None:
         """With no bound at all a quorum queue hands over 2,000 at a time."""
         monkeypatch.setattr("oraculo.brokers.rabbitmq.dead_letters._MOST_PREFETCH", 1000)
-        await broker.publish([Outgoing(queue, b"%d" % n, reason="r") for n in range(2500)])
+        await publish_all(broker, [Outgoing(queue, b"%d" % n, reason="r") for n in range(2500)])
         assert len(await broker.dead_letters(queue, limit=3000)) == 2500
         await eventually(lambda: state(broker, queue), lambda now: now.dead_letters == 2500)
 
     async def test_two_processes_that_look_at_once_see_each_letter_once(
         self, broker: RabbitMQBroker, url: str, queue: str
     ) -> None:
-        await broker.publish([Outgoing(queue, b"%d" % n, reason="r") for n in range(1000)])
+        await publish_all(broker, [Outgoing(queue, b"%d" % n, reason="r") for n in range(1000)])
         async with running(url) as other:
             for _ in range(3):  # the later ones publish anew what was given back
                 both = await asyncio.gather(*(each.dead_letters(queue, limit=2000) for each in (broker, other)))
@@ -478,7 +483,7 @@ class TestOthersQuarantines:
             await consume(visit, more)
 
         monkeypatch.setattr(letters_module._Visit, "_consume", consume_and_note)
-        await broker.publish([Outgoing(queue, b"%d" % n + bytes(1000), reason="r") for n in range(95)])
+        await publish_all(broker, [Outgoing(queue, b"%d" % n + bytes(1000), reason="r") for n in range(95)])
         found = await letters(broker, queue, 95)
         assert max(asked) < 10
         assert sum(asked) == 94, "one is asked for alone, before"
@@ -493,9 +498,9 @@ class TestOthersQuarantines:
         monkeypatch.setattr(letters_module, "_ASKED", 2)
         monkeypatch.setattr(letters_module, "ASKED_BYTES", 5_000)
         sizes = [1] + 40 * [1000]
-        await broker.publish([Outgoing(queue, bytes(size), reason="r") for size in sizes])
+        await publish_all(broker, [Outgoing(queue, bytes(size), reason="r") for size in sizes])
         most = 0
-        async with broker._quarantine._visit(queue) as found:
+        async with broker._dead_letters._visit(queue) as found:
             async for _ in found:
                 most = max(most, len(found._arrived))
         assert most < 8
@@ -512,8 +517,8 @@ class TestOthersQuarantines:
                 channel.basic_publish("", dlq_of(queue), b"plain", pika.BasicProperties(message_id="m"))
             properties = pika.BasicProperties(headers={"x-death": [{"reason": "rejected"}]}, timestamp=1_700_000_000)
             channel.basic_publish("", dlq_of(queue), b"moved", properties)
-        await broker.publish([Outgoing(queue, b"ours", reason="kept")])
-        await broker._publisher.publish([Parcel(dlq_of(queue), IN_MILLISECONDS, b"odd")])
+        await publish_all(broker, [Outgoing(queue, b"ours", reason="kept")])
+        await publish_all(broker._publisher, [Parcel(dlq_of(queue), IN_MILLISECONDS, b"odd")])
         first = await letters(broker, queue, 5)
         for _ in range(4 * limit):
             assert await letters(broker, queue, 5) == first
@@ -531,7 +536,7 @@ class TestOthersQuarantines:
             asyncio.get_running_loop().call_later(0.4, begin)
 
         monkeypatch.setattr(letters_module._Visit, "_consume", consume_late)
-        await broker.publish([Outgoing(queue, b"x", reason="large") for _ in range(2)])
+        await publish_all(broker, [Outgoing(queue, b"x", reason="large") for _ in range(2)])
         assert len(await broker.dead_letters(queue, limit=10)) == 2
 
     async def test_a_stream_is_not_read_as_if_it_were_a_queue(
@@ -539,13 +544,13 @@ class TestOthersQuarantines:
     ) -> None:
         with plain_channel(url) as channel:
             channel.queue_declare(queue, durable=True, arguments={"x-queue-type": "stream"})
-            await broker.publish(messages(queue, 1))
+            await publish_all(broker, messages(queue, 1))
             with pytest.raises(BrokerError, match=f"{queue} is a stream of RabbitMQ, which cannot be read") as refusal:
                 await broker.consume(queue, prefetch=1)
             assert not isinstance(refusal.value, BrokerUnavailable)
             channel.queue_delete(queue)
         consumer = await broker.consume(queue, prefetch=1)
-        await broker.publish(messages(queue, 1))
+        await publish_all(broker, messages(queue, 1))
         assert len(await take(consumer, 1)) == 1
 
     async def test_looking_makes_no_queue(self, broker: RabbitMQBroker, queue: str) -> None:
@@ -557,4 +562,4 @@ class TestOthersQuarantines:
         for n in range(3):
             await broker.dead_letters(f"nobody-{n}", limit=1)
         gc.collect()
-        assert len(broker._quarantine._turns) == 0
+        assert len(broker._dead_letters._turns) == 0

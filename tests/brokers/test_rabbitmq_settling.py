@@ -13,7 +13,8 @@ from oraculo.brokers.rabbitmq.frames import Parcel
 from oraculo.brokers.rabbitmq.publisher import _Batch
 from oraculo.brokers.rabbitmq.queues import _YOUNG, LOOKS_TOGETHER
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Broker, DeadLetter, Outgoing
+from oraculo.ports.broker import Broker, Outgoing, publish_all
+from oraculo.ports.broker_admin import DeadLetter
 from oraculo.wire.naming import dlq_of
 from tests.brokers import rabbitmq_stage as stage
 from tests.brokers.rabbitmq_stage import (
@@ -41,7 +42,7 @@ url, queue, broker, nothing_goes_unheard = stage.url, stage.queue, stage.broker,
 
 class TestSettling:
     async def test_acks_in_any_order_settle_nothing_else(self, broker: RabbitMQBroker, queue: str) -> None:
-        await broker.publish(messages(queue, 20))
+        await publish_all(broker, messages(queue, 20))
         consumer = await broker.consume(queue, prefetch=20)
         taken = await take(consumer, 20)
         await consumer.ack(taken[10:12])
@@ -57,7 +58,7 @@ class TestSettling:
         """The move ends in nothing, because the connection that publishes is cut; so it must be tried again."""
         with Proxy(url) as proxy:
             async with running(proxy.url, publish_timeout=0.5) as broker:
-                await broker.publish(messages(queue, 3))
+                await publish_all(broker, messages(queue, 3))
                 consumer = await broker.consume(queue, prefetch=3)
                 moved, *acked = await take(consumer, 3)
                 proxy.swallows = True
@@ -73,7 +74,7 @@ class TestSettling:
 
     async def test_deliveries_are_counted_across_consumers_and_connections(self, url: str, queue: str) -> None:
         async with running(url, delivery_limit=3) as first, running(url, delivery_limit=3) as second:
-            await first.publish(messages(queue, 1))
+            await publish_all(first, messages(queue, 1))
             for redeliveries, broker in enumerate((first, second, first)):
                 consumer = await broker.consume(queue, prefetch=1)
                 (delivery,) = await take(consumer, 1)
@@ -86,7 +87,7 @@ class TestSettling:
 
     async def test_a_delayed_message_takes_its_count_with_it(self, url: str, queue: str) -> None:
         async with running(url, delivery_limit=3) as broker:
-            await broker.publish(messages(queue, 1))
+            await publish_all(broker, messages(queue, 1))
             consumer = await broker.consume(queue, prefetch=1)
             for redeliveries in range(2):
                 (delivery,) = await take(consumer, 1)
@@ -97,13 +98,13 @@ class TestSettling:
             heir = await broker.consume(queue, prefetch=1)
             (letter,) = await letters(broker, queue, 1)
             assert (letter.reason, letter.redeliveries) == ("delivered 3 times and never settled", 2)
-            await broker.publish([Outgoing(queue, b"next")])
+            await publish_all(broker, [Outgoing(queue, b"next")])
             assert bodies(await take(heir, 1)) == [b"next"]
 
     async def test_a_retry_whose_consumer_ends_before_there_is_a_queue_to_wait_in_leaves_one_copy(
         self, broker: RabbitMQBroker, queue: str
     ) -> None:
-        await broker.publish(messages(queue, 1))
+        await publish_all(broker, messages(queue, 1))
         consumer = await broker.consume(queue, prefetch=1)
         retrying = asyncio.create_task(consumer.retry((await take(consumer, 1))[0], 0.1, "later"))
         delayed = f"{queue}.retry.100"
@@ -113,7 +114,7 @@ class TestSettling:
         heir = await broker.consume(queue, prefetch=10)
         await take(heir, 1)
         await asyncio.wait_for(eventually(lambda: state(broker, queue), lambda now: now.delayed == 0), 10)
-        await broker.publish([Outgoing(queue, b"next")])
+        await publish_all(broker, [Outgoing(queue, b"next")])
         assert bodies(await take(heir, 1)) == [b"next"]
 
     @pytest.mark.parametrize("how", ["acked", "lost with its consumer"])
@@ -121,7 +122,7 @@ class TestSettling:
         self, broker: RabbitMQBroker, queue: str, how: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """They would be dead letters, and be done or come again as well."""
-        await broker.publish(messages(queue, 5))
+        await publish_all(broker, messages(queue, 5))
         consumer = await broker.consume(queue, prefetch=5)
         taken = await take(consumer, 5)
         publish, begun, go_on = consumer._publish, list[Parcel](), asyncio.Event()
@@ -143,7 +144,7 @@ class TestSettling:
     async def test_a_letter_that_moves_while_its_queue_is_looked_at_as_unused_is_not_lost(
         self, broker: RabbitMQBroker, queue: str, how: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        await broker.publish([Outgoing(queue, b"letter", reason="bad" if how == "sent again" else None)])
+        await publish_all(broker, [Outgoing(queue, b"letter", reason="bad" if how == "sent again" else None)])
         worker = None if how == "sent again" else await broker.consume(queue, prefetch=1)
         depth, moves = broker._queues.depth, list[None]()
 
@@ -169,9 +170,9 @@ class TestSettling:
     async def test_what_is_cancelled_after_it_published_dead_letters_leaves_none_twice(
         self, broker: RabbitMQBroker, queue: str, what: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        await broker.publish([Outgoing(queue, b"dead", reason="why")])
+        await publish_all(broker, [Outgoing(queue, b"dead", reason="why")])
         await letters(broker, queue, 1)  # which gives it back: the next look publishes it anew
-        publish, confirmed, go_on = broker._quarantine._publish, asyncio.Event(), asyncio.Event()
+        publish, confirmed, go_on = broker._dead_letters._publish, asyncio.Event(), asyncio.Event()
 
         async def publish_slowly(parcels: Sequence[Parcel]) -> None:
             await publish(parcels)
@@ -179,7 +180,7 @@ class TestSettling:
             await go_on.wait()
 
         with monkeypatch.context() as slow:
-            slow.setattr(broker._quarantine, "_publish", publish_slowly)
+            slow.setattr(broker._dead_letters, "_publish", publish_slowly)
             call = broker.dead_letters(queue, limit=1) if what == "a look" else broker.redrive(queue)
             calling = asyncio.create_task(call)
             await asyncio.wait_for(confirmed.wait(), PATIENCE)
@@ -195,7 +196,7 @@ class TestSettling:
     ) -> None:
         with Proxy(url) as proxy:
             async with running(proxy.url) as broker:
-                await broker.publish(messages(queue, 1))
+                await publish_all(broker, messages(queue, 1))
                 consumer = await broker.consume(queue, prefetch=1)
                 (delivery,) = await take(consumer, 1)
                 async with consumer._burying:
@@ -240,7 +241,7 @@ class TestSettling:
     async def test_a_letter_that_is_to_be_delivered_again_later_is_the_same_letter(
         self, broker: RabbitMQBroker, url: str, queue: str
     ) -> None:
-        await broker.publish([Outgoing(queue, b"bad", reason="why it died")])
+        await publish_all(broker, [Outgoing(queue, b"bad", reason="why it died")])
         (before,) = await letters(broker, queue, 1)
         consumer = await broker.consume(dlq_of(queue), prefetch=1)
         await consumer.retry((await take(consumer, 1))[0], 0.1, "later")
@@ -252,7 +253,7 @@ class TestSettling:
 
     async def test_a_delay_is_not_lost_with_the_process_that_asked_for_it(self, url: str, queue: str) -> None:
         async with running(url) as broker:
-            await broker.publish(messages(queue, 1))
+            await publish_all(broker, messages(queue, 1))
             consumer = await broker.consume(queue, prefetch=1)
             await consumer.retry((await take(consumer, 1))[0], 0.5, "later")
         async with running(url) as heir:
@@ -264,7 +265,7 @@ class TestSettling:
         self, broker: RabbitMQBroker, queue: str, priority: int, prefetch: int, limit: int
     ) -> None:
         async def use() -> None:
-            await broker.publish([Outgoing(queue, b"", priority=priority)])
+            await publish_all(broker, [Outgoing(queue, b"", priority=priority)])
             await (await broker.consume(queue, prefetch=prefetch)).take(limit)
 
         with pytest.raises(BrokerError, match=r"(priority|prefetch|limit): must be"):
@@ -281,7 +282,7 @@ class TestPublisher:
             await broker.declare([queue])
             with plain_channel(url) as channel:
                 channel.queue_delete(queue)
-            await broker.publish(messages(queue, 10_000))
+            await publish_all(broker, messages(queue, 10_000))
             assert (await state(broker, queue)).ready == 10_000
 
     async def test_a_batch_that_nobody_waits_for_claims_nothing(self) -> None:
@@ -310,11 +311,11 @@ class TestPublisher:
                     await until(lambda: not raw._channels, saying="the channel to be closed")
 
     async def test_a_batch_that_cannot_be_packed_is_not_counted(self, broker: RabbitMQBroker, queue: str) -> None:
-        await broker.publish(messages(queue, 1))
+        await publish_all(broker, messages(queue, 1))
         with pytest.raises(pika.exceptions.ShortStringTooLong):
-            await broker._publisher.publish([Parcel("q" * 300, b"\x00\x00", b"")])
+            await publish_all(broker._publisher, [Parcel("q" * 300, b"\x00\x00", b"")])
         async with asyncio.timeout(2):  # its confirm must be found by the tag that the server counts
-            await broker._publisher.publish([Parcel(queue, b"\x00\x00", b"next")])
+            await publish_all(broker._publisher, [Parcel(queue, b"\x00\x00", b"next")])
         session = broker._publisher._session
         assert session is not None
         assert (session._unconfirmed, session._batches) == ({}, {})
@@ -360,7 +361,7 @@ class TestMuch:
 
     async def test_one_publish_to_many_queues_that_are_not_there_yet(self, broker: RabbitMQBroker, url: str) -> None:
         queues = [fresh_name() for _ in range(20)]
-        await broker.publish([Outgoing(queue, b"%d" % n) for n in range(10) for queue in queues])
+        await publish_all(broker, [Outgoing(queue, b"%d" % n) for n in range(10) for queue in queues])
         states = await broker.queues()
         assert {(found.queue, found.ready) for found in states} == {(queue, 10) for queue in queues}
         forget(url, queues)
@@ -368,7 +369,7 @@ class TestMuch:
     async def test_hundreds_of_letters_are_looked_at_moved_and_discarded(
         self, broker: RabbitMQBroker, queue: str
     ) -> None:
-        await broker.publish([Outgoing(queue, b"%d" % n, reason=f"reason {n}") for n in range(1200)])
+        await publish_all(broker, [Outgoing(queue, b"%d" % n, reason=f"reason {n}") for n in range(1200)])
         looks = await asyncio.gather(*[broker.dead_letters(queue, limit=1500) for _ in range(5)])
         everything = looks[0]
         assert bodies(everything) == [b"%d" % n for n in range(1200)]
@@ -387,8 +388,8 @@ class TestMuch:
     async def test_reading_many_letters_that_have_come_lets_others_run(
         self, broker: RabbitMQBroker, queue: str
     ) -> None:
-        await broker.publish([Outgoing(queue, b"%d" % n, reason="r") for n in range(500)])
-        async with broker._quarantine._visit(queue, window=499) as found:
+        await publish_all(broker, [Outgoing(queue, b"%d" % n, reason="r") for n in range(500)])
+        async with broker._dead_letters._visit(queue, window=499) as found:
             await until(lambda: len(found._arrived) == 500, saying="all letters to be here")
             turns = 0
 
@@ -404,7 +405,7 @@ class TestMuch:
         assert turns >= 5
 
     async def test_what_no_letter_can_be_named_is_refused(self, broker: RabbitMQBroker, queue: str) -> None:
-        await broker.publish([Outgoing(queue, b"", reason="r" * 100_000)])
+        await publish_all(broker, [Outgoing(queue, b"", reason="r" * 100_000)])
         with pytest.raises(BrokerError, match="after"):
             await broker.dead_letters(queue, limit=1, after="nonsense")
         (letter,) = await letters(broker, queue, 1)
@@ -441,7 +442,7 @@ class TestTables:
         monkeypatch.setattr("oraculo.brokers.rabbitmq.publisher._MOST_QUEUES", 2)
         queues = [fresh_name() for _ in range(6)]
         for queue in queues * 2:
-            await broker.publish(messages(queue, 1))
+            await publish_all(broker, messages(queue, 1))
             await broker._queues.delay(queue, 60.0)
         assert [len(table) for table in (broker._queues._made, broker._queues._delays)] == [4, 4]
         assert len(broker._publisher._routed) == 2
@@ -452,6 +453,6 @@ class TestTables:
         assert [(each.body, each.redeliveries) for each in await take(consumer, 1)] == [(b"0", 1)]
         with plain_channel(url) as channel:
             channel.queue_delete(queues[1])
-        await broker.publish(messages(queues[1], 1))
+        await publish_all(broker, messages(queues[1], 1))
         assert (await state(broker, queues[1])).ready == 1
         forget(url, queues)

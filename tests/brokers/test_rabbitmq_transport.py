@@ -9,6 +9,7 @@ import pytest
 from oraculo.brokers.rabbitmq import RabbitMQBroker
 from oraculo.brokers.rabbitmq.transport import LoopServices
 from oraculo.errors import BrokerUnavailable
+from oraculo.ports.broker import publish_all
 from tests.brokers import event_loops
 from tests.brokers import rabbitmq_stage as stage
 from tests.brokers.event_loops import Run
@@ -48,7 +49,7 @@ def test_a_tls_connection_that_is_cut_is_made_again(run: Run, fleet: Fleet) -> N
     async def check(proxy: Proxy) -> None:
         queue = fresh_name()
         async with running(proxy.url) as broker:
-            await broker.publish(messages(queue, 1))
+            await publish_all(broker, messages(queue, 1))
             consumer = await broker.consume(queue, prefetch=1)
             await consumer.take(1)
             await asyncio.to_thread(proxy.cut)

@@ -13,7 +13,8 @@ from oraculo.brokers.memory import MemoryBroker
 from oraculo.brokers.redis_streams import RedisStreamsBroker
 from oraculo.clients.redis import ReplyError, error_code
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import LETTER_BODY_BYTES, Outgoing
+from oraculo.ports.broker import Outgoing, publish_all
+from oraculo.ports.broker_admin import LETTER_BODY_BYTES
 from oraculo.ports.clock import SystemClock
 from tests.brokers import redis_streams_stage as stage
 from tests.brokers.redis_streams_stage import (
@@ -31,6 +32,7 @@ from tests.brokers.redis_streams_stage import (
     take,
     waiting,
 )
+from tests.receipts import takers
 from tests.servers.process import Server, free_port
 from tests.servers.proxy import Proxy
 from tests.servers.valkey import Valkey
@@ -43,7 +45,7 @@ class TestLostConnections:
     async def test_a_cut_ends_a_take_at_once_and_a_new_consumer_gets_what_was_out(self, url: str, queue: str) -> None:
         with Proxy(url) as proxy:
             async with started(proxy.url) as broker:
-                await broker.publish(messages(queue, 3))
+                await publish_all(broker, messages(queue, 3))
                 consumer = await broker.consume(queue, prefetch=10)
                 taken = await take(consumer, 3)
                 await consumer.ack(taken[:1])
@@ -53,13 +55,13 @@ class TestLostConnections:
                 assert isinstance(error, BrokerUnavailable)
                 assert "lost" in str(error)
                 assert took < PROMPTLY
-                assert "lost" in str(broker.links()[0].trouble)
+                assert "lost" in str(broker.statuses()[0].trouble)
                 with pytest.raises(BrokerUnavailable):
                     await consumer.take(1)
                 again = await take(await broker.consume(queue, prefetch=10), 2, within=PROMPTLY)
                 assert sorted(bodies(again)) == [1, 2]
                 assert {each.redeliveries for each in again} == {1}
-                assert broker.links()[0].trouble is None
+                assert broker.statuses()[0].trouble is None
                 await consumer.ack(taken)
                 await consumer.retry(taken[1], 0.0, "too late")
                 assert (await state(broker, queue)).unacked == 2
@@ -68,7 +70,7 @@ class TestLostConnections:
         with Proxy(url) as proxy:
             async with started(proxy.url) as broker, started(url) as other:
                 heir = await other.consume(queue, prefetch=10)
-                await broker.publish(messages(queue, 1))
+                await publish_all(broker, messages(queue, 1))
                 consumer = await broker.consume(queue, prefetch=10)
                 await heir.close()
                 await take(consumer, 1)
@@ -82,9 +84,9 @@ class TestLostConnections:
             async with started(proxy.url) as broker:
                 for _ in range(3):
                     proxy.cut()
-                    await until(lambda: broker.links()[0].trouble is not None, saying="trouble")
-                    await broker.publish(messages(queue, 1))
-                    assert broker.links()[0].trouble is None
+                    await until(lambda: broker.statuses()[0].trouble is not None, saying="trouble")
+                    await publish_all(broker, messages(queue, 1))
+                    assert broker.statuses()[0].trouble is None
                 assert (await state(broker, queue)).ready == 3
 
     async def test_while_it_cannot_connect_every_call_says_so(self, url: str, queue: str) -> None:
@@ -107,13 +109,13 @@ class TestLostConnections:
                     assert isinstance(outcome, BrokerUnavailable)
                     assert f"127.0.0.1:{proxy.port}" in str(outcome)
                 proxy.refuses = False
-                await broker.publish(messages(queue, 1))
+                await publish_all(broker, messages(queue, 1))
 
     async def test_one_attempt_serves_all_who_ask_at_once(self, url: str, queue: str) -> None:
         with Proxy(url) as proxy:
             async with started(proxy.url) as broker:
                 proxy.cut()
-                await until(lambda: broker.links()[0].trouble is not None, saying="trouble")
+                await until(lambda: broker.statuses()[0].trouble is not None, saying="trouble")
                 await asyncio.gather(*(broker.publish(messages(queue, 1)) for _ in range(20)))
                 assert proxy.cut() == 2  # the two halves of one connection
 
@@ -151,7 +153,7 @@ class TestLostConnections:
     async def test_a_consumer_without_room_is_not_taken_for_idle(self) -> None:
         with Valkey() as server, redis.Redis.from_url(server.url) as plain:
             async with started(server.url) as broker:
-                await broker.publish(messages("q", 2))
+                await publish_all(broker, messages("q", 2))
                 consumer = await broker.consume("q", prefetch=1)
                 taken = await take(consumer, 1)
                 plain.config_set("timeout", 2)
@@ -192,7 +194,7 @@ class TestServerFailures:
     async def test_after_kill_9_everything_unsettled_comes_again(self, server: Server) -> None:
         queue = fresh_name()
         async with started(server.url) as broker:
-            await broker.publish(messages(queue, 5))
+            await publish_all(broker, messages(queue, 5))
             consumer = await broker.consume(queue, prefetch=3)
             taken = await take(consumer, 3)
             await consumer.ack(taken[:1])
@@ -200,12 +202,12 @@ class TestServerFailures:
             server.kill()
             assert isinstance((await seconds_of(taking))[1], BrokerUnavailable)
             with pytest.raises(BrokerUnavailable, match=str(server.port)):
-                await broker.publish(messages(queue, 1))
+                await publish_all(broker, messages(queue, 1))
             server.start()
             again = await take(await broker.consume(queue, prefetch=10), 4)
             assert sorted(bodies(again)) == [1, 2, 3, 4]
             assert {int(each.body): each.redeliveries for each in again} == {1: 1, 2: 1, 3: 0, 4: 0}
-            assert broker.links()[0].losses == 0
+            assert broker.statuses()[0].losses == 0
             assert broker.capabilities.durable
 
     async def test_whoever_has_the_id_of_a_lost_consumer_after_a_restart_is_left_alone(self, server: Server) -> None:
@@ -214,7 +216,7 @@ class TestServerFailures:
         while numbered(stranger := redis.Connection(port=server.port)) < 50:
             stranger.disconnect()
         async with started(server.url) as broker:
-            await broker.publish(messages(queue, 1))
+            await publish_all(broker, messages(queue, 1))
             await take(consumer := await broker.consume(queue, prefetch=1), 1)
             (lost,) = [each for each in plain.client_list() if each["name"] in own_consumers(plain, queue)]
             server.kill()
@@ -237,7 +239,7 @@ class TestServerFailures:
                 took, error = await seconds_of(broker.publish(messages(queue, 1)))
                 assert isinstance(error, BrokerUnavailable)
                 assert took < 0.5 + 3.0
-            assert "no answer" in str(broker.links()[0].trouble)
+            assert "no answer" in str(broker.statuses()[0].trouble)
             assert isinstance((await seconds_of(taking))[1], BrokerUnavailable)
             server.thaw()
             await until(succeeds(lambda: broker.publish([Outgoing(queue, b"9")])), saying="publishing")
@@ -249,7 +251,7 @@ class TestServerFailures:
         queue, before = fresh_name(), asyncio.all_tasks()
         broker = RedisStreamsBroker(server.url, publish_timeout=0.5, connect_timeout=0.5)
         await broker.start()
-        await broker.publish(messages(queue, 1))
+        await publish_all(broker, messages(queue, 1))
         consumers = [await broker.consume(queue, prefetch=1) for _ in range(3)]
         await take(consumers[0], 1)
         taking = await waiting(consumers[1])
@@ -265,14 +267,14 @@ class TestServerFailures:
         broker = RedisStreamsBroker(f"redis://127.0.0.1:{port}/0")
         with pytest.raises(BrokerUnavailable, match=f"127.0.0.1:{port}.*[Cc]onnection refused"):
             await broker.start()
-        assert f":{port}" in str(broker.links()[0].trouble)
+        assert f":{port}" in str(broker.statuses()[0].trouble)
         await broker.close()
 
     async def test_a_full_server_is_unavailable_and_can_still_be_emptied(self, server: Server) -> None:
         queue = fresh_name()
         with redis.Redis.from_url(server.url) as plain:
             async with started(server.url, lease=LEASE) as broker:
-                await broker.publish(messages(queue, 3))
+                await publish_all(broker, messages(queue, 3))
                 consumer = await broker.consume(queue, prefetch=3)
                 (delayed,) = await take(consumer, 1)
                 await consumer.retry(delayed, 0.05, "later")
@@ -280,7 +282,7 @@ class TestServerFailures:
                 try:
                     for count in (1, 2):
                         with pytest.raises(BrokerUnavailable, match="maxmemory"):
-                            await broker.publish(messages(queue, count))
+                            await publish_all(broker, messages(queue, count))
                     with pytest.raises(BrokerUnavailable, match="maxmemory"):
                         await broker.check()
                     taken = await take(consumer, 2)
@@ -306,23 +308,23 @@ class TestServerFailures:
         queue = fresh_name()
         with redis.Redis.from_url(server.url) as plain:
             async with started(server.url) as broker:
-                await broker.publish(messages(queue, 1))
+                await publish_all(broker, messages(queue, 1))
                 for is_well_again in (broker.check, lambda: broker.publish(messages(queue, 1))):
                     plain.config_set(setting, bad)
                     try:
                         with pytest.raises(BrokerUnavailable, match=why):
-                            await broker.publish(messages(queue, 1))
+                            await publish_all(broker, messages(queue, 1))
                         await broker.start()
                         await state(broker, queue)
-                        assert why in str(broker.links()[0].trouble)
+                        assert why in str(broker.statuses()[0].trouble)
                         with pytest.raises(BrokerUnavailable, match=why):
                             await broker.check()
                         await state(broker, queue)
-                        assert why in str(broker.links()[0].trouble)
+                        assert why in str(broker.statuses()[0].trouble)
                     finally:
                         plain.config_set(setting, good)
                     await is_well_again()
-                    assert broker.links()[0].trouble is None
+                    assert broker.statuses()[0].trouble is None
 
     async def test_of_several_brokers_one_that_takes_nothing_is_passed_over_until_it_does(
         self, server: Server, monkeypatch: pytest.MonkeyPatch
@@ -337,14 +339,14 @@ class TestServerFailures:
             broker = FailoverBroker([first, MemoryBroker(SystemClock())])
             await broker.start()
             try:
-                assert await broker.publish(messages(queue, 1)) == ["redis"]
+                assert takers(await broker.publish(messages(queue, 1))) == ["redis"]
                 plain.config_set("maxmemory", 1)
-                assert await broker.publish(messages(queue, 1)) == ["memory"]
+                assert takers(await broker.publish(messages(queue, 1))) == ["memory"]
                 with pytest.raises(BrokerUnavailable, match="maxmemory"):
                     await first.check()
                 plain.config_set("maxmemory", 0)
-                await until(lambda: broker.links()[0].trouble is None, saying="the first broker")
-                assert await broker.publish(messages(queue, 1)) == ["redis"]
+                await until(lambda: broker.statuses()[0].trouble is None, saying="the first broker")
+                assert takers(await broker.publish(messages(queue, 1))) == ["redis"]
                 assert [group["consumers"] for group in plain.xinfo_groups(queue)] == [0]
             finally:
                 plain.config_set("maxmemory", 0)
@@ -384,18 +386,18 @@ class TestServerFailures:
     async def test_a_read_only_replica_is_unavailable(self) -> None:
         with Valkey() as replica, redis.Redis.from_url(replica.url) as plain:
             async with started(replica.url) as broker:
-                await broker.publish(messages("q", 1))
+                await publish_all(broker, messages("q", 1))
                 plain.replicaof("127.0.0.1", free_port())
                 for count in (1, 2):
                     with pytest.raises(BrokerUnavailable, match="read-only"):
-                        await broker.publish(messages("q", count))
+                        await publish_all(broker, messages("q", count))
                 with pytest.raises(BrokerUnavailable, match="read-only"):
                     await broker.check()
                 await broker.queues(["q"])
-                assert "read-only" in str(broker.links()[0].trouble)
+                assert "read-only" in str(broker.statuses()[0].trouble)
                 plain.replicaof("NO", "ONE")
-                await broker.publish(messages("q", 1))
-                assert broker.links()[0].trouble is None
+                await publish_all(broker, messages("q", 1))
+                assert broker.statuses()[0].trouble is None
 
     async def test_the_check_tells_of_a_server_without_the_replicas_that_it_wants(self) -> None:
         with Valkey() as server, redis.Redis.from_url(server.url) as plain:
@@ -411,7 +413,7 @@ class TestServerFailures:
         plain.set(queue, "mine")
         async with started(url) as broker:
             calls: list[Awaitable[object]] = [
-                broker.publish(messages(queue, 1)),
+                publish_all(broker, messages(queue, 1)),
                 broker.consume(queue, prefetch=1),
                 broker.declare([queue]),
                 broker.queues([queue]),

@@ -9,7 +9,7 @@ import redis
 
 from oraculo.brokers.redis_streams import RedisStreamsBroker
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Outgoing
+from oraculo.ports.broker import Outgoing, publish_all
 from tests.brokers import redis_streams_stage as stage
 from tests.brokers.redis_streams_stage import (
     LEASE,
@@ -45,10 +45,10 @@ class TestLosses:
                 server.kill()
                 server.start()
                 await until(succeeds(lambda: broker.publish(messages("a", 1))), saying="publishing")
-                assert broker.links()[0].losses == 1
+                assert broker.statuses()[0].losses == 1
                 for queue in ("a", "b"):
                     await broker.consume(queue, prefetch=1)
-                assert broker.links()[0].losses == 1
+                assert broker.statuses()[0].losses == 1
                 assert "append-only" in await broker.check()
 
     async def test_a_replica_that_takes_the_place_of_its_master_counts_once(self) -> None:
@@ -60,15 +60,15 @@ class TestLosses:
                 plain.replicaof("127.0.0.1", master.port)
                 await until(lambda: plain.info("replication")["master_link_status"] == "up", saying="the replica")
                 master.kill()
-                await until(lambda: broker.links()[0].trouble is not None, saying="trouble")
+                await until(lambda: broker.statuses()[0].trouble is not None, saying="trouble")
                 plain.config_set("port", master.port)  # as an address does that follows the master
                 with pytest.raises(BrokerUnavailable, match="read-only"):
-                    await broker.publish(messages("q", 1))
-                assert broker.links()[0].losses == 0
+                    await publish_all(broker, messages("q", 1))
+                assert broker.statuses()[0].losses == 0
                 plain.replicaof("NO", "ONE")
-                await broker.publish(messages("q", 1))
+                await publish_all(broker, messages("q", 1))
                 await broker.consume("q", prefetch=1)
-                assert broker.links()[0].losses == 1
+                assert broker.statuses()[0].losses == 1
 
     async def test_where_info_is_not_granted_a_loss_is_told_by_what_was_added_last(self, server: Server) -> None:
         with redis.Redis.from_url(server.url) as plain, Proxy(server.url) as proxy:
@@ -76,19 +76,19 @@ class TestLosses:
             async with started(proxy.url.replace("redis://", "redis://uninformed:s@")) as broker:
                 assert not broker.capabilities.durable
                 queue = fresh_name()
-                await broker.publish(messages(queue, 3))
+                await publish_all(broker, messages(queue, 3))
                 snapshot = plain.dump(queue)
-                await broker.publish(messages(queue, 1))
+                await publish_all(broker, messages(queue, 1))
                 await self._connect_again(proxy, broker)
-                assert broker.links()[0].losses == 0, "a blip, or an idle connection that the server closed"
+                assert broker.statuses()[0].losses == 0, "a blip, or an idle connection that the server closed"
                 plain.restore(queue, 0, snapshot, replace=True)
                 for _ in range(2):
                     await self._connect_again(proxy, broker)
-                    assert broker.links()[0].losses == 1
-                await broker.publish(messages(queue, 1))
+                    assert broker.statuses()[0].losses == 1
+                await publish_all(broker, messages(queue, 1))
                 plain.delete(queue)
                 await self._connect_again(proxy, broker)
-                assert broker.links()[0].losses == 2
+                assert broker.statuses()[0].losses == 2
                 assert "grant +info" in await broker.check()
             plain.acl_deluser("uninformed")
 
@@ -99,14 +99,14 @@ class TestLosses:
             plain.execute_command("ACL", "SETUSER", "uninformed", "on", ">s", "~*", "&*", "+@all", "-info")
             async with started(proxy.url.replace("redis://", "redis://uninformed:s@")) as broker:
                 queue, reply = fresh_name(), fresh_name()
-                await broker.publish(messages(queue, 1))
-                await broker.publish([Outgoing(reply, b"{}", is_reply=True)])
+                await publish_all(broker, messages(queue, 1))
+                await publish_all(broker, [Outgoing(reply, b"{}", is_reply=True)])
                 plain.delete(reply)
                 await self._connect_again(proxy, broker)
-                assert broker.links()[0].losses == 0
+                assert broker.statuses()[0].losses == 0
                 plain.delete(queue)
                 await self._connect_again(proxy, broker)
-                assert broker.links()[0].losses == 1, "what was added before the reply"
+                assert broker.statuses()[0].losses == 1, "what was added before the reply"
             plain.acl_deluser("uninformed")
 
     async def _connect_again(self, proxy: Proxy, broker: RedisStreamsBroker) -> None:
@@ -121,8 +121,8 @@ class TestLosses:
                     takes = [await waiting(await broker.consume(queue, prefetch=1)) for queue in queues]
                     plain.flushall()
                     await asyncio.gather(*(until(lambda queue=queue: plain.exists(queue)) for queue in queues))
-                    assert broker.links()[0].losses == losses
-                    await broker.publish([Outgoing(queue, b"1") for queue in queues])
+                    assert broker.statuses()[0].losses == losses
+                    await publish_all(broker, [Outgoing(queue, b"1") for queue in queues])
                     async with asyncio.timeout(PATIENCE):
                         assert [len(taken) for taken in await asyncio.gather(*takes)] == [1, 1]
 
@@ -134,7 +134,7 @@ class TestLosses:
             takes = [await waiting(await broker.consume(each, prefetch=1)) for each in queues]
             for losses, each in enumerate(queues, 1):
                 plain.delete(each)
-                await until(lambda losses=losses: broker.links()[0].losses == losses, saying="the loss")
+                await until(lambda losses=losses: broker.statuses()[0].losses == losses, saying="the loss")
                 for _ in range(3):  # rounds in which the other one shows that its queue is there
                     await until(lambda: max(idle_times(plain, queues[1])) > 50, saying="a wait")
                     await until(lambda: max(idle_times(plain, queues[1])) < 50, saying="a sign of life")
@@ -151,7 +151,7 @@ class TestLosses:
                 proxy.cut()
                 plain.flushall()
                 await broker.consume(queue, prefetch=1)
-                assert broker.links()[0].losses == 1
+                assert broker.statuses()[0].losses == 1
 
 
 class TestDeafConsumers:
@@ -180,12 +180,12 @@ class TestDeafConsumers:
                     taken = await taking
                 assert bodies(taken) == [7]
                 await consumer.ack(taken)
-                await broker.publish(messages(queue, 2))
+                await publish_all(broker, messages(queue, 2))
                 assert bodies(await take(consumer, 2)) == [0, 1]
 
     async def test_a_lost_group_loses_nothing_of_what_is_in_the_stream(self, url: str, plain: Any, queue: str) -> None:
         async with started(url) as broker:
-            await broker.publish(messages(queue, 4))
+            await publish_all(broker, messages(queue, 4))
             consumer = await broker.consume(queue, prefetch=3)
             first, *held = await take(consumer, 3)
             await consumer.ack([first])
@@ -210,7 +210,7 @@ class TestDeafConsumers:
                 taking = await waiting(consumer)
             else:
                 plain.client_unblock(client["id"], error="error" in how)
-            await broker.publish(messages(queue, 1))
+            await publish_all(broker, messages(queue, 1))
             async with asyncio.timeout(PROMPTLY):
                 assert bodies(await taking) == [0]
 

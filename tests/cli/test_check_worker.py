@@ -18,7 +18,7 @@ from oraculo.cli.app import app
 from oraculo.cli.check_worker import print_report
 from oraculo.ports.clock import SystemClock
 from oraculo.settings import Settings
-from oraculo.testing.worker_cases import CASE_NAMES, Report, State, Verdict
+from oraculo.testing.worker_cases import CASE_NAMES, CaseReport, CaseState, CaseVerdict
 from tests.brokers.nats_stage import plain_client
 from tests.cli.processes import ORACULO, environment, run
 from tests.cli.worker_check_stage import QUEUE, play
@@ -77,8 +77,8 @@ def test_a_worker_that_is_not_there_is_one_line(broker: str, fleet: Fleet, tmp_p
 
 
 def test_the_summary_counts_what_came_of_the_cases(capsys: pytest.CaptureFixture[str]) -> None:
-    states = (State.PASSED, State.NOTED, State.FAILED, State.SKIPPED, State.SKIPPED)
-    report = Report([Verdict(f"case {number}", state, "seen") for number, state in enumerate(states)], [])
+    states = (CaseState.PASSED, CaseState.NOTED, CaseState.FAILED, CaseState.SKIPPED, CaseState.SKIPPED)
+    report = CaseReport([CaseVerdict(f"case {number}", state, "seen") for number, state in enumerate(states)], [])
     print_report("executador_x", report)
     *lines, summary = capsys.readouterr().out.splitlines()
     assert summary == "executador_x: 1 ok, 1 warning, 1 error, 2 skipped (no worker was left), of 5 cases"
@@ -204,7 +204,7 @@ WAITED = 4.0  # seconds; under load a good answer must not come later
 
 @dataclass(frozen=True)
 class Outcome:
-    report: Report
+    report: CaseReport
     left: dict[str, int]  # what each queue still holds
 
     @property

@@ -13,7 +13,8 @@ import pytest
 from oraculo.bootstrap import make_broker, make_worker
 from oraculo.brokers.memory import MemoryBroker, MemoryConsumer
 from oraculo.errors import BrokerUnavailable
-from oraculo.ports.broker import Broker, Delivery, Outgoing, QueueState
+from oraculo.ports.broker import Broker, Delivery, Outgoing, publish_all
+from oraculo.ports.broker_admin import QueueState
 from oraculo.ports.clock import SystemClock
 from oraculo.settings import Settings
 from oraculo.testing.harness import Harness
@@ -150,7 +151,7 @@ async def answering_on_resultados(broker: Broker, **changes: str) -> AsyncIterat
             command = json.loads(taken[0].body)
             answer = {key: command[key] for key in ("correlation_id", "timestamp")} | changes
             answer |= {"tipo_evento": "resultado_execucao", "payload": {}}
-            await broker.publish([Outgoing("resultados", json.dumps(answer).encode())])
+            await publish_all(broker, [Outgoing("resultados", json.dumps(answer).encode())])
             await consumer.ack(taken)
 
     working = asyncio.create_task(work())
@@ -189,7 +190,7 @@ async def test_an_answer_on_resultados_that_is_of_nobody_is_a_clue(memory: Memor
 async def test_what_an_earlier_check_left_is_not_taken_for_an_answer(memory: MemoryBroker) -> None:
     left = {"correlation_id": f"verificacao-{uuid.uuid4()}-3-vivo", "tipo_evento": "resultado_execucao"}
     left |= {"payload": {}, "timestamp": "2026-01-01T00:00:00Z"}  # type: ignore[dict-item]
-    await memory.publish([Outgoing(f"verificacao.{QUEUE}", json.dumps(left).encode())])
+    await publish_all(memory, [Outgoing(f"verificacao.{QUEUE}", json.dumps(left).encode())])
     report = await play(memory, timeout=0.3)
     assert report.verdicts[0].detail == (
         f"no answer in 0.3 s; nobody reads {QUEUE}: is the worker running, on this broker and with this prefix?"
@@ -221,12 +222,12 @@ async def test_an_answer_that_comes_again_because_its_ack_was_lost_is_one(
 async def test_a_check_does_not_take_the_work_that_comes_without_a_pause(memory: MemoryBroker) -> None:
     """Of a queue whose workers have fallen behind, while an engine is there."""
     check = check_of(memory)
-    await memory.publish([Outgoing(QUEUE, b"{}")] * 40)
+    await publish_all(memory, [Outgoing(QUEUE, b"{}")] * 40)
     is_over = False
 
     async def produce() -> None:
         while not is_over:
-            await memory.publish([Outgoing(QUEUE, b"{}")])
+            await publish_all(memory, [Outgoing(QUEUE, b"{}")])
             await asyncio.sleep(0.05)
 
     producing = asyncio.create_task(produce())
@@ -252,7 +253,7 @@ async def test_what_waits_is_left_to_those_who_work_where_the_broker_does_not_te
         withdrawn.append(1)
         return 0
 
-    await memory.publish([Outgoing(QUEUE, b"{}")] * 40)
+    await publish_all(memory, [Outgoing(QUEUE, b"{}")] * 40)
     monkeypatch.setattr(memory, "queues", queues)
     monkeypatch.setattr(check, "_withdraw", withdraw)
     assert await check._untaken(40) is None
@@ -290,8 +291,8 @@ async def test_what_others_sent_meanwhile_and_nobody_took_yet_is_no_fault(
             answer |= {"tipo_evento": "resultado_execucao", "payload": {}}
             await consumer.ack([delivery])
             if is_over := garbage == 4:
-                await memory.publish([Outgoing(QUEUE, body) for body in others])
-            await memory.publish([Outgoing(command["responder_em"], json.dumps(answer).encode())])
+                await publish_all(memory, [Outgoing(QUEUE, body) for body in others])
+            await publish_all(memory, [Outgoing(command["responder_em"], json.dumps(answer).encode())])
 
     working = asyncio.create_task(work())
     report = await play(memory)

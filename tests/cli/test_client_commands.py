@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from oraculo.errors import BrokerError
-from oraculo.ports.broker import Link
+from oraculo.ports.broker import BrokerStatus
 from tests.api.live import live
 from tests.cli.processes import Cli, Process, until
 
@@ -270,8 +270,8 @@ def one_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
     """A server that has two brokers, of which one is away."""
     with live(tmp_path) as server:
         server.do(server.service.broker.declare(["fila_x"]))
-        links = [Link("rabbitmq", "connection refused"), Link("redis", None)]
-        monkeypatch.setattr(server.service.broker, "links", lambda: links)
+        links = [BrokerStatus("rabbitmq", "connection refused"), BrokerStatus("redis", None)]
+        monkeypatch.setattr(server.service.broker, "statuses", lambda: links)
         yield Cli(server.url)
 
 
@@ -291,7 +291,7 @@ def test_the_only_broker_is_not_said_to_be_away_though_it_takes_nothing(
 ) -> None:
     with live(tmp_path) as server:
         server.do(server.service.bury("fila_x", b"{}"))
-        monkeypatch.setattr(server.service.broker, "links", lambda: [Link("rabbitmq", "out of memory")])
+        monkeypatch.setattr(server.service.broker, "statuses", lambda: [BrokerStatus("rabbitmq", "out of memory")])
         result = Cli(server.url)("dlq", "list", "fila_x")
     assert (result.exit_code, result.stderr) == (0, "")
 

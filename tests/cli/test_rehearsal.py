@@ -17,7 +17,7 @@ from oraculo.brokers.memory import MemoryBroker
 from oraculo.cli import rehearsal
 from oraculo.cli.rehearsal import Failed, rehearse
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Outgoing
+from oraculo.ports.broker import Outgoing, Receipt, publish_all
 from oraculo.ports.clock import SystemClock
 from oraculo.wire.naming import QueueNames
 from tests.brokers.nats_stage import BareNats, api, plain_client
@@ -130,7 +130,7 @@ async def test_redis_trims_with_what_the_docs_list(fleet: Fleet, plain: Any, mon
     with redis_user(fleet, plain, *REDIS_RULES) as url:
         async with started(url) as broker:
             for _ in range(3):
-                await broker.publish([Outgoing(queue, b"x")])
+                await publish_all(broker, [Outgoing(queue, b"x")])
                 plain.xreadgroup(queue, "worker", {queue: ">"}, noack=True)
             assert plain.xlen(queue) == 1
             await broker.remove([queue])
@@ -285,8 +285,8 @@ async def test_a_removal_that_is_slow_is_nothing_grave() -> None:
 
 
 class Deaf(MemoryBroker):
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
-        return [self.name for _ in messages]
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
+        return [Receipt(self.name) for _ in messages]
 
 
 async def test_a_broker_that_delivers_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from oraculo.brokers.memory import MemoryBroker
 from oraculo.cli import serving
 from oraculo.cli.app import app
 from oraculo.errors import BrokerError, OraculoError
-from oraculo.ports.broker import NotTaken, Outgoing
+from oraculo.ports.broker import Outgoing, Receipt
 from oraculo.ports.clock import SystemClock
 from oraculo.wire.message import decode_message
 from tests.cli.test_output import FullDisk
@@ -202,11 +202,11 @@ def test_a_process_that_a_handler_forks_ends_when_it_is_told_to(
 
 
 class NoAnswers(OneCommand):
-    """Breaks its promise: it says that some messages were not taken, and not which."""
+    """Breaks its promise: it returns no receipt for an answer."""
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         if messages[0].queue == "teste.resultados":
-            raise NotTaken("no room")
+            return []
         return await super().publish(messages)
 
     async def close(self) -> None:

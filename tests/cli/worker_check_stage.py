@@ -4,7 +4,7 @@ from typing import Any
 
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import SystemClock, SystemEntropy
-from oraculo.testing.worker_cases import Report, WorkerCheck
+from oraculo.testing.worker_cases import CaseReport, WorkerCheck
 from oraculo.wire.naming import QueueNames
 
 QUEUE = "executador_x"
@@ -14,5 +14,5 @@ def check_of(broker: Broker, prefix: str = "", **options: Any) -> WorkerCheck:
     return WorkerCheck(broker, QueueNames(prefix), QUEUE, clock=SystemClock(), entropy=SystemEntropy(), **options)
 
 
-async def play(broker: Broker, prefix: str = "", **options: Any) -> Report:
+async def play(broker: Broker, prefix: str = "", **options: Any) -> CaseReport:
     return await check_of(broker, prefix, **options).play()

@@ -1,13 +1,13 @@
-from oraculo.core.log_throttle import Repeats
+from oraculo.core.log_throttle import LogThrottle
 
 
 def test_the_same_is_told_once_a_minute_with_how_often_it_was_met() -> None:
-    repeats = Repeats()
+    repeats = LogThrottle()
     assert [repeats.times("away", second) for second in range(130)] == [1, *[0] * 59, 60, *[0] * 59, 60, *[0] * 9]
 
 
 def test_something_else_is_told_at_once_and_what_comes_in_turns_is_not_told_at_every_turn() -> None:
-    repeats = Repeats()
+    repeats = LogThrottle()
     assert [repeats.times(what, 0) for what in ("away", "full", "away", "full")] == [1, 1, 0, 0]
     for second in range(10, 60, 10):
         assert [repeats.times(what, second) for what in ("away", "full")] == [0, 0]
@@ -15,18 +15,18 @@ def test_something_else_is_told_at_once_and_what_comes_in_turns_is_not_told_at_e
 
 
 def test_after_a_while_without_it_it_is_told_at_once_and_as_one() -> None:
-    repeats = Repeats()
+    repeats = LogThrottle()
     assert [repeats.times("away", second) for second in (0, 1, 2, 63, 64, 90_000)] == [1, 0, 0, 1, 0, 1]
 
 
 def test_what_takes_long_to_fail_is_told_once_a_minute_too() -> None:
     """As each attempt at a server that is frozen: it waits 15 s for an answer, and the next comes after a pause."""
-    repeats = Repeats()
+    repeats = LogThrottle()
     assert [repeats.times("away", second) for second in range(0, 200, 20)] == [1, 0, 0, 3, 0, 0, 3, 0, 0, 3]
 
 
 def test_so_many_are_remembered_and_the_one_met_longest_ago_is_forgotten() -> None:
-    repeats = Repeats()
+    repeats = LogThrottle()
     for number in range(1000):
         repeats.times(number, 0)
     assert repeats.times(0, 1) == 0

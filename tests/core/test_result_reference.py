@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from oraculo.core.result_reference import (
     SHARDS,
-    Reference,
+    ResultReference,
     encode_reference,
     is_run_folder,
     make_reference,
@@ -134,7 +134,7 @@ def test_it_names_only_the_bytes_that_were_put() -> None:
     assert reference.names(BODY)
     assert not reference.names(BODY[:-1])
     assert not reference.names(BODY.replace(b"x", b"y"))
-    assert not Reference(reference.key, reference.size + 1, reference.sha256).names(BODY)
+    assert not ResultReference(reference.key, reference.size + 1, reference.sha256).names(BODY)
 
 
 def test_the_references_of_a_run_are_found_by_task() -> None:

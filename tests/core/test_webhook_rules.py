@@ -2,7 +2,7 @@
 
 import pytest
 
-from oraculo.core.webhook_rules import LOOPBACK, WebhookTargets, allow_fault
+from oraculo.core.webhook_rules import LOOPBACK, WebhookRules, allow_fault
 
 REFUSED = {
     "loopback": """127.0.0.1 127.9.9.9 ::1 0.0.0.0 :: 0 127.1 127.0.1 0x7f.1 0x7f000001 017700000001 0177.0.0.1
@@ -20,7 +20,7 @@ ALLOWED = (
 
 @pytest.mark.parametrize(("kind", "host"), [(kind, host) for kind, hosts in REFUSED.items() for host in hosts.split()])
 def test_an_address_that_is_not_global_is_refused_however_it_is_spelled(kind: str, host: str) -> None:
-    fault = WebhookTargets().host_fault(host)
+    fault = WebhookRules().host_fault(host)
     assert fault is not None
     assert f"the {kind} address" in fault
     assert "ORACULO_WEBHOOK_ALLOW" in fault
@@ -28,19 +28,19 @@ def test_an_address_that_is_not_global_is_refused_however_it_is_spelled(kind: st
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST", "localhost.", "a.localhost", "ip6-loopback"])
 def test_names_of_this_machine_are_refused(host: str) -> None:
-    assert WebhookTargets().host_fault(host) is not None
-    assert WebhookTargets(["127.0.0.0/8"]).host_fault(host) is None
-    assert WebhookTargets(["0.0.0.0/0"]).host_fault(host) is None
-    assert WebhookTargets(["10.0.0.0/8"]).host_fault(host) is not None
+    assert WebhookRules().host_fault(host) is not None
+    assert WebhookRules(["127.0.0.0/8"]).host_fault(host) is None
+    assert WebhookRules(["0.0.0.0/0"]).host_fault(host) is None
+    assert WebhookRules(["10.0.0.0/8"]).host_fault(host) is not None
 
 
 @pytest.mark.parametrize("host", ALLOWED.split())
 def test_global_addresses_and_names_are_allowed(host: str) -> None:
-    assert WebhookTargets().host_fault(host) is None
+    assert WebhookRules().host_fault(host) is None
 
 
 def test_a_name_is_judged_by_each_of_its_addresses() -> None:
-    targets = WebhookTargets(["hooks.intern", "10.1.0.0/16", "fd00::7"])
+    targets = WebhookRules(["hooks.intern", "10.1.0.0/16", "fd00::7"])
     assert targets.address_fault("evil.example", "127.0.0.1") is not None
     assert targets.address_fault("evil.example", "10.2.0.1") is not None
     assert targets.address_fault("evil.example", "fe80::1%eth0") is not None
@@ -55,7 +55,7 @@ def test_a_name_is_judged_by_each_of_its_addresses() -> None:
 
 
 def test_what_dev_allows_is_this_machine_and_no_more() -> None:
-    targets = WebhookTargets(LOOPBACK)
+    targets = WebhookRules(LOOPBACK)
     assert [targets.host_fault(host) for host in ("localhost", "127.0.0.9", "[::1]")] == [None] * 3
     assert None not in [targets.host_fault(host) for host in ("10.0.0.1", "169.254.169.254", "0.0.0.0")]
 

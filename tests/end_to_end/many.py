@@ -15,7 +15,7 @@ import httpx2
 
 from oraculo.bootstrap import make_store
 from oraculo.core.run import RunHead
-from oraculo.ports.store import RunQuery
+from oraculo.ports.browse import RunQuery
 from oraculo.settings import Settings, StoreSettings
 from oraculo.testing.checkers import check_store
 from tests.end_to_end.cluster import Program

@@ -12,7 +12,7 @@ import pika
 import pytest
 import redis.asyncio
 
-from oraculo.brokers.liveness import VigilantBroker, VigilantConsumer
+from oraculo.brokers.liveness import LivenessBroker, LivenessConsumer
 from oraculo.brokers.nats.layout import stream_of
 from oraculo.ports.broker import Consumer, Delivery
 from oraculo.wire.timestamps import to_iso
@@ -76,7 +76,7 @@ async def test_a_consumer_that_gets_nothing_for_no_reason_anybody_knows_is_found
     settings = settings_for(fleet.url(name), silence=0.5)
     async with Stage(settings, recording_app(Journal(), ("executador_x",))) as oraculo:
         vigil = oraculo.broker
-        assert isinstance(vigil, VigilantBroker)
+        assert isinstance(vigil, LivenessBroker)
         monkeypatch.setattr(vigil, "_patience", 1.0)
         await swallow(oraculo.engine.own_queues._consumers[oraculo.engine.names.answers], monkeypatch)
 
@@ -102,7 +102,7 @@ async def test_a_paused_consumer_of_nats_is_named_and_no_worker_is_blamed(
     monkeypatch.setattr("oraculo.core.explain._SLOW", 0.0)
     url, request = fleet.url("nats"), {"destinos": ["executador_x"], "payload": {}, "timeout": 20}
     async with Stage(settings_for(url, silence=0.5), recording_app(Journal(), ("executador_x",))) as oraculo:
-        assert isinstance(oraculo.broker, VigilantBroker)
+        assert isinstance(oraculo.broker, LivenessBroker)
         monkeypatch.setattr(oraculo.broker, "_patience", 1.0)
         answers, resumes_at = oraculo.engine.names.answers, datetime.now(UTC) + timedelta(hours=1)
         paused = f"its consumer is paused at the server until {to_iso(resumes_at.timestamp())}"
@@ -145,7 +145,7 @@ async def test_a_paused_consumer_of_a_workers_queue_is_named(fleet: Fleet) -> No
 
 async def swallow(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on nothing that the server delivers reaches whoever takes; the consumer itself lives."""
-    assert isinstance(consumer, VigilantConsumer)
+    assert isinstance(consumer, LivenessConsumer)
     inner, closed = consumer._inner, asyncio.Event()
     close = inner.close
 

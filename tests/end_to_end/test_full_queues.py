@@ -12,7 +12,8 @@ from nats.js.api import DiscardPolicy
 
 from oraculo.brokers.nats.layout import stream_of
 from oraculo.core.run import Run, TaskStatus
-from oraculo.ports.broker import Outgoing, QueueState
+from oraculo.ports.broker import Outgoing, publish_all
+from oraculo.ports.broker_admin import QueueState
 from tests.end_to_end.stage import Stage, settings_for
 from tests.engine.workers import Journal, recording_app
 from tests.servers.fleet import Fleet
@@ -59,7 +60,7 @@ async def test_a_full_queue_holds_up_no_other(name: str, limit: Limit, fleet: Fl
         full = oraculo.engine.names.physical(FULL)
         if limit is limit_rabbitmq:  # there it cannot be set later
             await limit(settings.broker.url, full)
-        await oraculo.broker.publish([Outgoing(full, b"the one that it has room for")])
+        await publish_all(oraculo.broker, [Outgoing(full, b"the one that it has room for")])
         if limit is limit_nats:
             await limit(settings.broker.url, full)
 
@@ -68,7 +69,7 @@ async def test_a_full_queue_holds_up_no_other(name: str, limit: Limit, fleet: Fl
             aggregate = await oraculo.run({"destinos": [WELL, IDLE], "payload": {}, "timeout": 2})
             assert aggregate["resultados"].keys() == {WELL}
         assert (await state(oraculo, IDLE)).ready == 3  # each command once, however often the other was tried
-        assert [link.trouble for link in oraculo.broker.links()] == [None]
+        assert [link.trouble for link in oraculo.broker.statuses()] == [None]
         explained = await oraculo.operations.explain(waiting)
         assert f"'{FULL}' (attempt 1 of 3, not yet confirmed by the broker" in explained
         assert f"; queue {FULL} does not take the command (" in explained
@@ -91,7 +92,7 @@ async def test_a_queue_that_refuses_while_it_is_empty_holds_up_no_other(fleet: F
             assert aggregate["resultados"].keys() == {WELL}
             assert aggregate["falhas"][FULL]["motivo"].startswith("not sent in 5 s")
         assert (await state(oraculo, IDLE)).ready == 3
-        assert [link.trouble for link in oraculo.broker.links()] == [None]
+        assert [link.trouble for link in oraculo.broker.statuses()] == [None]
         assert (await oraculo.operations.health()).is_ready
         assert f"queue {FULL} does not take the command (" in await oraculo.operations.explain(waiting)
 
@@ -108,4 +109,4 @@ async def test_with_another_broker_what_such_a_queue_refuses_goes_there_and_noth
             assert vias[FULL] in ("redis", None)  # it may be answered before it is noted
             assert vias[IDLE] == "rabbitmq"
         assert (await state(oraculo, IDLE)).ready == 3
-        assert [link.trouble for link in oraculo.broker.links()] == [None, None]
+        assert [link.trouble for link in oraculo.broker.statuses()] == [None, None]

@@ -59,7 +59,7 @@ async def test_a_server_full_of_commands_is_emptied_by_a_worker(
                 for run in range(runs):
                     own = [{**step, "payload": {"id": f"{run}/{step['id']}", "in": "z" * 20_000}} for step in steps]
                     ids.append(await oraculo.submit({"destinos": own, "timeout": 120}))
-                await until(lambda: oraculo.broker.links()[0].trouble is not None, saying="that it is full")
+                await until(lambda: oraculo.broker.statuses()[0].trouble is not None, saying="that it is full")
                 await until(lambda: is_unsent(oraculo, ids[-1]), saying="commands that wait for room")
                 for _ in range(3):
                     assert "resultados" in await oraculo.run({"destinos": [WELL], "timeout": 10})

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from oraculo.engine.queues.removal import MadeQueues
+from oraculo.engine.queues.removal import NotedQueues
 from oraculo.settings import QueueSettings
 from tests.end_to_end.stage import Stage, settings_for
 from tests.servers.fleet import Fleet
@@ -20,7 +20,7 @@ PIPELINE = b'{"name": "p", "steps": [{"type": "BOM", "queue": "de-pipeline"}]}'
 @pytest.fixture
 async def stage(request: pytest.FixtureRequest, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
     """It looks for unused queues when a test tells it to, and never by itself."""
-    monkeypatch.setattr(MadeQueues, "run", asyncio.Event().wait)
+    monkeypatch.setattr(NotedQueues, "run", asyncio.Event().wait)
     settings = settings_for(fleet.url(getattr(request, "param", "rabbitmq")))
     settings = msgspec.structs.replace(settings, queues=QueueSettings(remove_after=0.5))
     async with Stage(settings) as stage:

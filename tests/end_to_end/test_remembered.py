@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from oraculo.engine.queues import remembered
-from oraculo.ports.broker import QueueState
+from oraculo.ports.broker_admin import QueueState
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.worker import App, Context, DoNotRetry
 from tests.end_to_end.stage import Stage, settings_for

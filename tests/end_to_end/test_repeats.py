@@ -86,13 +86,13 @@ async def test_a_client_that_deletes_its_reply_queue_lets_no_command_be_sent_aga
     async with Stage(settings) as oraculo:
         await oraculo.submit({"destinos": [QUEUE], "timeout": 60})
         await until(lambda: waiting(oraculo, 1))
-        before = [link.losses for link in oraculo.broker.links()]
+        before = [link.losses for link in oraculo.broker.statuses()]
         for _ in range(2):
             await oraculo.submit({"destinos": ["escavador_b"], "timeout": 0.05, "responder_em": "respostas"})
             await until(lambda: oraculo.broker.queues([replies]), saying="the reply queue")
             await until(lambda: held(oraculo.broker, replies, 1), saying="the reply")
             await delete_stream(fleet.url("nats"), replies)
-        assert [link.losses for link in oraculo.broker.links()] == before
+        assert [link.losses for link in oraculo.broker.statuses()] == before
         assert await oraculo.broker.queues([replies]) == [], "nothing of it stays"
 
 

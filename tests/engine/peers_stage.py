@@ -13,7 +13,7 @@ import pytest
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.engine.service import Role
 from oraculo.errors import BrokerUnavailable
-from oraculo.ports.broker import Capabilities, Outgoing
+from oraculo.ports.broker import Capabilities, Outgoing, Receipt
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.telemetry import BatchCommitted, Record
 from oraculo.settings import BrokerSettings, EngineSettings, Settings
@@ -37,7 +37,7 @@ class Unreachable(OneServer):
     def __init__(self, server: OneServer) -> None:
         self.__dict__ = server.__dict__
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         raise BrokerUnavailable("cut off")
 
 
@@ -49,7 +49,7 @@ class Slow(Unreachable):
         self._server = server
         self.gate = asyncio.Event()
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         await self.gate.wait()
         return await self._server.publish(messages)
 

@@ -9,7 +9,8 @@ import pytest
 from oraculo.core.machine import Verdict
 from oraculo.core.run import Changes, Run
 from oraculo.errors import StoreUnavailable
-from oraculo.ports.broker import DeadLetter, Outgoing
+from oraculo.ports.broker import Outgoing, publish_all
+from oraculo.ports.broker_admin import DeadLetter
 from oraculo.ports.store import Committed, Creation
 from oraculo.ports.telemetry import AnswerTaken, DeadLettered
 from oraculo.settings import RunSettings, Settings
@@ -118,11 +119,12 @@ async def test_an_answer_to_no_run_is_counted_once_however_often_the_store_fails
         run_id = await oraculo.submit({"destinos": ["escavador_blog"]})
         await sent(oraculo, run_id)
         monkeypatch.setattr(SqliteStore, "commit", fails)
-        await oraculo.broker.publish(  # in one go, so that they come in one batch
+        await publish_all(
+            oraculo.broker,
             [
                 Outgoing("resultados", json.dumps(body).encode())
                 for body in (answer("nobody-knows-it"), answer(run_id, tarefa="escavador_blog"))
-            ]
+            ],
         )
         await oraculo.ended(run_id)
         await one_letter(oraculo)
@@ -405,7 +407,7 @@ async def test_a_step_that_fails_in_the_batch_that_began_it_leaves_a_dead_letter
             answer(run_id, tarefa="a", tipo_evento="resultado_execucao"),
             answer(run_id, tarefa="b", tipo_evento="resultado_execucao", payload=failure),
         ]
-        await oraculo.broker.publish([Outgoing("resultados", json.dumps(one).encode()) for one in answers])
+        await publish_all(oraculo.broker, [Outgoing("resultados", json.dumps(one).encode()) for one in answers])
         assert (await oraculo.ended(run_id))["status"] == "erro"
         await one_letter(oraculo, "q-b")
         (state,) = await oraculo.broker.queues(["q-b"])

@@ -14,7 +14,7 @@ from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.run import Run, RunHead
 from oraculo.engine.send import publisher
 from oraculo.errors import StoreUnavailable
-from oraculo.ports.broker import Outgoing
+from oraculo.ports.broker import Outgoing, Receipt
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.store import Store, Unsent
 from oraculo.settings import EngineSettings, Settings
@@ -39,7 +39,7 @@ class Recording(MemoryBroker):
         self.delay = delay
         self.order: list[str] = []  # the runs whose commands went out
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         await asyncio.sleep(self.delay)
         self.order += [msgspec.json.decode(message.body)["correlation_id"] for message in messages]
         return await super().publish(messages)

@@ -20,9 +20,17 @@ from oraculo.engine import dead_letters, inbox, operations, pipelines
 from oraculo.engine.decide.cache import IDLE, HotRuns, Plans
 from oraculo.engine.send import outbox
 from oraculo.engine.watchers import Lookout
-from oraculo.errors import BrokerError, BrokerUnavailable, StoreError, StoreUnavailable, UnknownPipeline
+from oraculo.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    QueueDown,
+    QueueFull,
+    StoreError,
+    StoreUnavailable,
+    UnknownPipeline,
+)
 from oraculo.pipeline.definition import Definition, Kind, Step, content_hash, encode_definition
-from oraculo.ports.broker import NotTaken, Outgoing
+from oraculo.ports.broker import Outgoing, Receipt
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.store import Committed, Creation, Snapshot, Store
 from oraculo.ports.telemetry import DeadLettered, Record
@@ -38,6 +46,7 @@ from oraculo.stores.sqlite import MEMORY, SqliteStore
 from oraculo.testing.harness import Harness
 from tests.core.building import run_of
 from tests.engine.workers import Journal, answer, failing_app, recording_app
+from tests.receipts import publish_but
 from tests.stores.started import started
 from tests.waiting import until
 
@@ -492,10 +501,10 @@ def store_beside(broker: str, folder: Path) -> Store:
 
 async def test_a_message_that_the_broker_refuses_does_not_hold_up_the_others() -> None:
     class Picky(MemoryBroker):
-        async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
-            if any(message.queue == "escavador_ruim" for message in messages):
-                raise BrokerError("no such messages here")
-            return await super().publish(messages)
+        async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
+            refusal = BrokerError("no such messages here")
+            take = super().publish
+            return await publish_but(take, messages, lambda one: refusal if one.queue == "escavador_ruim" else None)
 
     app = recording_app(Journal(), ("escavador_a",))
     async with Harness(app, broker=Picky(clock=SystemClock())) as oraculo:
@@ -506,7 +515,7 @@ async def test_a_message_that_the_broker_refuses_does_not_hold_up_the_others() -
 
 async def test_a_quarantine_that_is_full_does_not_hold_up_the_commands() -> None:
     class Full(MemoryBroker):
-        async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
             if any(message.reason for message in messages):
                 raise BrokerUnavailable("no room for dead letters")
             return await super().publish(messages)
@@ -526,14 +535,14 @@ async def test_a_queue_that_takes_its_time_to_refuse_holds_up_no_other_but_once(
             self.gate = asyncio.Event()
             self.tried = asyncio.Event()
 
-        async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
-            vias = [None if message.queue == "executador_x" else self.name for message in messages]
-            await super().publish([message for message, via in zip(messages, vias, strict=True) if via])
-            if None in vias:
+        async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
+            down = QueueDown("no answer")
+            take = super().publish
+            receipts = await publish_but(take, messages, lambda each: down if each.queue == "executador_x" else None)
+            if any(receipt.error for receipt in receipts):
                 self.tried.set()
                 await self.gate.wait()
-                raise NotTaken("no answer", vias)
-            return [self.name] * len(messages)
+            return receipts
 
     broker = Slow()
     async with Harness(recording_app(Journal(), ("escavador_a",)), broker=broker) as oraculo:
@@ -555,10 +564,10 @@ async def test_a_dead_letter_that_its_full_quarantine_takes_at_last_is_told_once
     class Full(MemoryBroker):
         refusals = 0
 
-        async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
             if self.refusals < 3 and any(message.reason for message in messages):
                 self.refusals += 1
-                raise NotTaken("no room", [None] * len(messages))
+                return [Receipt(error=QueueFull("no room"))] * len(messages)
             return await super().publish(messages)
 
     class Told:

@@ -8,11 +8,12 @@ import pytest
 
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.engine.cluster import broker_marks
-from oraculo.engine.cluster.broker_watch import LinkWatch
+from oraculo.engine.cluster.broker_watch import BrokerWatch
 from oraculo.engine.operations import Operations
 from oraculo.engine.service import Engine, Role
 from oraculo.errors import BrokerError, StoreUnavailable
-from oraculo.ports.broker import Broker, Outgoing, QueueState
+from oraculo.ports.broker import Broker, Outgoing, Receipt, publish_all
+from oraculo.ports.broker_admin import QueueState
 from oraculo.ports.clock import SystemClock, SystemEntropy
 from oraculo.ports.telemetry import CommandsTakenBack, LoopFailed
 from oraculo.settings import EngineSettings, Settings
@@ -67,7 +68,7 @@ class Marked(Lasting):
         self.looked_for += names == [NAMES.memory]
         return await super().queues(names)
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         if any(message.queue == NAMES.memory for message in messages):
             self.looked_for_before = self.looked_for
         return await super().publish(messages)
@@ -128,7 +129,7 @@ async def test_what_it_took_is_sent_again_once_whether_it_tells_or_not(tells: bo
         await broker.forget()
         broker.losses += tells
         await until(lambda: is_marked(broker))
-        await until(lambda: not oraculo.engine._links._losses, saying="the last look")
+        await until(lambda: not oraculo.engine._broker_watch._losses, saying="the last look")
         await until(lambda: waiting(broker))
         assert await waiting(broker) == 1
     assert told.of(CommandsTakenBack) == [CommandsTakenBack("rabbitmq", 1)]
@@ -140,7 +141,7 @@ async def test_an_engine_that_dies_before_all_is_taken_back_leaves_it_to_the_nex
         await sent_one(before, broker)
     await broker.forget()
     async with Harness(settings=QUICK, broker=broker, store=Halting(path)) as dying:
-        await until(lambda: dying.engine._links._losses)
+        await until(lambda: dying.engine._broker_watch._losses)
         several = broker.looks + 5
         await until(lambda: broker.looks > several)
     assert not await is_marked(broker)
@@ -158,7 +159,7 @@ async def test_of_a_new_broker_nothing_is_missed() -> None:
         await until(lambda: oraculo.operations.dead_letters("executador_falho"))
         several = broker.looks + 5
         await until(lambda: broker.looks > several)
-        assert not oraculo.engine._links._losses
+        assert not oraculo.engine._broker_watch._losses
     assert not told.of(CommandsTakenBack)
 
 
@@ -203,9 +204,9 @@ async def test_what_an_api_sent_before_the_first_engine_is_not_sent_again(tmp_pa
 async def test_a_new_broker_that_was_away_at_the_start_has_its_mark_at_the_first_look(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def nothing(_: broker_marks.Memories) -> None: ...
+    async def nothing(_: broker_marks.BrokerMarks) -> None: ...
 
-    monkeypatch.setattr(broker_marks.Memories, "begin", nothing)
+    monkeypatch.setattr(broker_marks.BrokerMarks, "begin", nothing)
     broker = Marked("rabbitmq")
     async with Harness(settings=QUICK, broker=broker):
         await until(lambda: broker.looked_for_before > 0)
@@ -227,7 +228,7 @@ async def test_the_mark_that_an_earlier_version_left_is_known(tmp_path: Path) ->
         await sent_one(oraculo, broker)
     await broker.remove([NAMES.memory])
     await broker.declare([EARLIER_MARK])
-    await broker.publish([Outgoing(EARLIER_MARK, EARLIER_BODY)])
+    await publish_all(broker, [Outgoing(EARLIER_MARK, EARLIER_BODY)])
     looks = broker.looks
     async with Harness(settings=QUICK, broker=broker, store=SqliteStore(path), telemetry=told):
         await until(lambda: broker.looks > looks + broker_marks.SIGHTS + 2)
@@ -243,7 +244,7 @@ async def test_the_mark_that_an_earlier_version_left_is_known(tmp_path: Path) ->
 async def test_a_broker_that_is_emptied_again_before_it_has_its_mark_is_noticed() -> None:
     broker, store = Lasting("rabbitmq"), Halting(MEMORY)
     async with Harness(settings=QUICK, broker=broker, store=store) as oraculo:
-        await until(lambda: oraculo.engine._links._losses)
+        await until(lambda: oraculo.engine._broker_watch._losses)
         run_id = await oraculo.submit(REQUEST)
         await until(lambda: sent_by(oraculo, run_id, ["rabbitmq"]))
         await broker.forget()
@@ -257,7 +258,7 @@ async def test_a_broker_that_is_emptied_again_before_it_has_its_mark_is_noticed(
 async def test_what_is_sent_after_the_mark_was_missed_is_not_sent_again() -> None:
     broker, store, told = Lasting("rabbitmq"), Halting(MEMORY), Told()
     async with Harness(settings=QUICK, broker=broker, store=store, telemetry=told) as oraculo:
-        await until(lambda: oraculo.engine._links._losses)
+        await until(lambda: oraculo.engine._broker_watch._losses)
         run_id = await oraculo.submit(REQUEST)
         await until(lambda: sent_by(oraculo, run_id, ["rabbitmq"]))
         store.is_away = False
@@ -268,7 +269,7 @@ async def test_what_is_sent_after_the_mark_was_missed_is_not_sent_again() -> Non
 async def test_a_broker_that_cannot_count_for_a_while_has_forgotten_nothing() -> None:
     broker, told = Busy("rabbitmq"), Told()
     async with Harness(settings=QUICK, broker=broker, telemetry=told) as oraculo:
-        [memory] = oraculo.engine._memories._memories
+        [memory] = oraculo.engine._broker_marks._broker_marks
         await sent_one(oraculo, broker)
         await until(lambda: not memory.is_in_haste)
         broker.counts, broker.looks = False, 0
@@ -283,7 +284,7 @@ async def test_a_broker_that_is_away_is_not_looked_at() -> None:
     async with Harness(settings=QUICK, broker=broker) as oraculo:
         await until(lambda: is_marked(broker))
         broker.away, broker.looks = "pulled out", 0
-        await oraculo.engine._memories._memories[0].look()
+        await oraculo.engine._broker_marks._broker_marks[0].look()
         assert not broker.looks
 
 
@@ -291,15 +292,15 @@ async def test_a_broker_that_tells_of_its_loss_a_moment_later_gets_everything_on
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(broker_marks, "LOOK_EVERY", 600.0)
-    broker, told, links, look = Lasting("redis"), Told(), list[LinkWatch](), LinkWatch.look
+    broker, told, links, look = Lasting("redis"), Told(), list[BrokerWatch](), BrokerWatch.look
 
-    async def counted(watch: LinkWatch) -> None:
+    async def counted(watch: BrokerWatch) -> None:
         await look(watch)
         links.append(watch)
 
-    monkeypatch.setattr(LinkWatch, "look", counted)
+    monkeypatch.setattr(BrokerWatch, "look", counted)
     async with Harness(settings=QUICK, broker=broker, telemetry=told) as oraculo:
-        [memory] = oraculo.engine._memories._memories
+        [memory] = oraculo.engine._broker_marks._broker_marks
         await sent_one(oraculo, broker)
         await until(lambda: not memory.is_in_haste)
         await broker.forget()
@@ -331,13 +332,13 @@ async def test_where_no_mark_may_be_left_that_is_told_and_nothing_is_sent_again(
 async def test_of_several_engines_one_takes_it_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SIGHTS", "SIGHTS_MORE"):
         monkeypatch.setattr(broker_marks, name, 10_000)  # nobody waits in vain for the engine that has begun
-    noted, note_loss = list[LinkWatch](), LinkWatch.note_loss
+    noted, note_loss = list[BrokerWatch](), BrokerWatch.note_loss
 
-    def note(watch: LinkWatch, name: str, at: float | None = None) -> None:
+    def note(watch: BrokerWatch, name: str, at: float | None = None) -> None:
         noted.append(watch)
         note_loss(watch, name, at)
 
-    monkeypatch.setattr(LinkWatch, "note_loss", note)
+    monkeypatch.setattr(BrokerWatch, "note_loss", note)
     broker, path = Lasting("rabbitmq"), str(tmp_path / "oraculo.db")
     one, other = (Harness(settings=QUICK, broker=broker, store=SqliteStore(path)) for _ in range(2))
     async with one, other:

@@ -7,8 +7,9 @@ import msgspec
 import pytest
 
 from oraculo.brokers.failover import FailoverBroker
-from oraculo.errors import BrokerError, BrokerUnavailable, NotFound
-from oraculo.ports.broker import Capabilities, Link, NotTaken, Outgoing, QueueState
+from oraculo.errors import BrokerError, BrokerUnavailable, NotFound, QueueDown
+from oraculo.ports.broker import BrokerStatus, Capabilities, Outgoing, publish_all
+from oraculo.ports.broker_admin import QueueState
 from oraculo.ports.telemetry import BrokerChanged, LoopFailed
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.harness import Harness
@@ -82,9 +83,9 @@ async def test_one_that_keeps_nothing_and_was_away_at_the_start_gets_its_command
 async def test_a_reply_goes_by_the_broker_that_brought_the_request_and_while_that_is_away_by_another() -> None:
     first, second = Durable("first"), Durable("second")
     async with Harness(settings=QUICK, broker=FailoverBroker([first, second])) as oraculo:
-        await second.publish([Outgoing("orquestrador", request_for_replies("one"))])
+        await publish_all(second, [Outgoing("orquestrador", request_for_replies("one"))])
         await until(lambda: second.queues(["minhas-respostas"]), saying="the reply on the second")
-        await second.publish([Outgoing("orquestrador", request_for_replies("two", timeout=0.5))])
+        await publish_all(second, [Outgoing("orquestrador", request_for_replies("two", timeout=0.5))])
         await until(lambda: oraculo.store.heads(["two"]), saying="the second request to be taken")
         await second.leave()
         await until(lambda: first.queues(["minhas-respostas"]), saying="the reply on the first")
@@ -103,7 +104,7 @@ async def test_a_dead_letter_of_a_broker_that_is_away_is_not_said_to_be_gone() -
     first, told = Durable("first"), Told()
     both = FailoverBroker([first, Durable("second")])
     async with Harness(settings=QUICK, broker=both, telemetry=told) as oraculo:
-        await first.publish([Outgoing("executador_a", b"1", reason="why")])
+        await publish_all(first, [Outgoing("executador_a", b"1", reason="why")])
         [letter] = await oraculo.operations.dead_letters("executador_a")
         await first.leave()
         await until(lambda: told.of(BrokerChanged), saying="the loss to be told")
@@ -125,11 +126,11 @@ class Leaderless(Durable):
 
     async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
         if not self.has_leader and names and "executador_a" in names:
-            raise NotTaken("no leader", [None])
+            raise QueueDown("no leader")
         return await super().queues(names)
 
-    def links(self) -> Sequence[Link]:
-        [link] = super().links()
+    def statuses(self) -> Sequence[BrokerStatus]:
+        [link] = super().statuses()
         stuck = () if self.has_leader else (("executador_a", "the queue has no leader"),)
         return [msgspec.structs.replace(link, stuck=stuck)]
 

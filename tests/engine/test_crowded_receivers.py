@@ -13,7 +13,8 @@ from oraculo.core.run import Changes, Channel, DeliveryStatus
 from oraculo.engine.decide.cache import Plans
 from oraculo.engine.deliver import deliveries, receivers
 from oraculo.engine.deliver.webhooks import NotPosted
-from oraculo.ports.broker import NotTaken, Outgoing
+from oraculo.errors import QueueFull
+from oraculo.ports.broker import Outgoing, Receipt
 from oraculo.ports.clock import SystemEntropy
 from oraculo.ports.store import Store
 from oraculo.ports.telemetry import DeliveryAttempted
@@ -61,7 +62,7 @@ async def test_a_receiver_that_says_nothing_holds_up_no_other() -> None:
     async with engine(receivers) as oraculo:
         for _ in range(20):
             await ended_run(oraculo, MUTE)
-        await until(lambda: len(oraculo.engine._courier._errands) == 20, saying="all to wait for it")
+        await until(lambda: len(oraculo.engine._deliveries._errands) == 20, saying="all to wait for it")
         assert len(receivers.called) == 1, "a quarter of four places"
         run_id = await ended_run(oraculo, GOOD)
         await until(lambda: run_id in receivers.called, saying="the webhook of the other")
@@ -95,17 +96,17 @@ async def test_what_another_engine_delivered_while_it_waited_is_not_delivered_ag
         first = await ended_run(oraculo, MUTE)
         await until(lambda: receivers.called == [first])
         second, third = await ended_run(oraculo, MUTE), await ended_run(oraculo, MUTE)
-        await until(lambda: len(oraculo.engine._courier._errands) == 3, saying="two to wait for their turn")
+        await until(lambda: len(oraculo.engine._deliveries._errands) == 3, saying="two to wait for their turn")
         await delivered_by_another(oraculo.store, second)
         receivers.speaks.set()
-        await oraculo.engine._courier.finished()
+        await oraculo.engine._deliveries.finished()
         assert receivers.called == [first, third]
 
 
 async def test_what_another_engine_delivered_is_not_delivered_again_though_it_was_put_off_for_long() -> None:
     receivers = Receivers()
     async with engine(receivers, timeout=5) as oraculo:
-        courier = oraculo.engine._courier
+        courier = oraculo.engine._deliveries
         first, second = await one_waits_for_another(oraculo, receivers)
         courier._move(courier._errands[second, 0], 100.0)
         courier._errands[second, 0].is_put_off = True
@@ -124,12 +125,12 @@ async def test_what_waited_when_an_engine_stops_is_not_left_waiting() -> None:
     receivers = Receivers()
     async with engine(receivers, timeout=60) as oraculo:
         waiting = [await ended_run(oraculo, MUTE) for _ in range(5)]
-        await until(lambda: len(oraculo.engine._courier._errands) == 5, saying="all to wait for it")
-        for errand in oraculo.engine._courier._errands.values():
+        await until(lambda: len(oraculo.engine._deliveries._errands) == 5, saying="all to wait for it")
+        for errand in oraculo.engine._deliveries._errands.values():
             if not errand.has_begun:
-                oraculo.engine._courier._move(errand, 100.0)
+                oraculo.engine._deliveries._move(errand, 100.0)
                 errand.is_put_off = True
-        await oraculo.engine._courier.abandon()
+        await oraculo.engine._deliveries.abandon()
 
         async def are_due_soon() -> bool:
             return max(await dues(oraculo, [run_id for run_id in waiting if run_id not in receivers.called])) < 20
@@ -142,17 +143,17 @@ async def test_a_new_edition_takes_the_place_of_the_one_that_waits() -> None:
     async with engine(receivers, timeout=60) as oraculo:
         first, second = await one_waits_for_another(oraculo, receivers)
         await oraculo.operations.repeat(second)
-        await until(lambda: oraculo.engine._courier._errands[second, 0].edition == 2, saying="the new edition")
+        await until(lambda: oraculo.engine._deliveries._errands[second, 0].edition == 2, saying="the new edition")
         receivers.speaks.set()
-        await oraculo.engine._courier.finished()
+        await oraculo.engine._deliveries.finished()
         assert receivers.called == [first, f"{second}.2"]
-        assert not oraculo.engine._courier._turns[Channel.WEBHOOK]._bytes
+        assert not oraculo.engine._deliveries._turns[Channel.WEBHOOK]._bytes
 
 
 async def test_what_waits_counts_as_much_as_its_last_edition_is_large() -> None:
     receivers = Receivers()
     async with engine(receivers, timeout=60) as oraculo:
-        courier = oraculo.engine._courier
+        courier = oraculo.engine._deliveries
         first, second = await one_waits_for_another(oraculo, receivers)
         courier.deliver((await oraculo.store.heads([second]))[second], bytes(5000), [0])
         turns_of_webhooks = courier._turns[Channel.WEBHOOK]
@@ -167,7 +168,7 @@ async def one_waits_for_another(oraculo: Harness, receivers: Receivers) -> tuple
     first = await ended_run(oraculo, MUTE)
     await until(lambda: receivers.called == [first])
     second = await ended_run(oraculo, MUTE)
-    await until(lambda: (second, 0) in oraculo.engine._courier._errands, saying="one to wait for its turn")
+    await until(lambda: (second, 0) in oraculo.engine._deliveries._errands, saying="one to wait for its turn")
     return first, second
 
 
@@ -183,7 +184,7 @@ async def test_bytes_of_webhooks_that_wait_hold_up_no_reply(monkeypatch: pytest.
     async with engine(Receivers()) as oraculo:
         for _ in range(3):
             await ended_run(oraculo, MUTE)
-        await until(lambda: oraculo.engine._courier._errands, saying="a webhook under way")
+        await until(lambda: oraculo.engine._deliveries._errands, saying="a webhook under way")
         await oraculo.submit({"destinos": ["escavador_a"], "timeout": 0.02, "responder_em": "respostas"})
         await until(lambda: oraculo.broker.queues(["respostas"]), saying="the reply")
 
@@ -193,9 +194,9 @@ async def test_a_reply_comes_soon_after_its_queue_has_room(monkeypatch: pytest.M
     broker, told, has_room = Durable("rabbitmq"), Told(), asyncio.Event()
     take = broker.publish
 
-    async def publish(messages: Sequence[Outgoing]) -> Sequence[str]:
+    async def publish(messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         if messages[0].queue == "respostas" and not has_room.is_set():
-            raise NotTaken("respostas is full", [None])
+            return [Receipt(error=QueueFull("respostas is full"))] * len(messages)
         return await take(messages)
 
     monkeypatch.setattr(broker, "publish", publish)
@@ -239,7 +240,9 @@ async def test_who_waits_for_a_receiver_that_refuses_connections_uses_up_no_atte
     receiver = Restarting()
     async with owing(receiver) as oraculo:
         waiting = [await ended_run(oraculo, GOOD) for _ in range(50)]
-        await until(lambda: len(oraculo.engine._courier._errands) == 50, saying="all to wait, also the one that tried")
+        await until(
+            lambda: len(oraculo.engine._deliveries._errands) == 50, saying="all to wait, also the one that tried"
+        )
         heads = (await oraculo.store.heads(waiting)).values()
         assert sum(head.deliveries[0].attempts for head in heads) == receiver.tries == 1
 
@@ -264,7 +267,7 @@ async def test_runs_that_end_one_by_one_do_not_each_find_out_that_their_receiver
     monkeypatch.setattr(SystemEntropy, "jitter", lambda self: 0.9)
     receiver = Restarting()
     async with owing(receiver, backoff=600) as oraculo:
-        errands = oraculo.engine._courier._errands
+        errands = oraculo.engine._deliveries._errands
         await ended_run(oraculo, GOOD)
         await until(lambda: receiver.tries == 1 and not errands, saying="nobody to wait any more")
         await ended_run(oraculo, GOOD)
@@ -284,7 +287,7 @@ async def test_a_receiver_that_answers_with_an_error_is_not_away() -> None:
         for _ in range(30):
             await ended_run(oraculo, GOOD)
         await until(lambda: len(answered) == 30)
-        assert oraculo.engine._courier._turns[Channel.WEBHOOK]._lines == {}
+        assert oraculo.engine._deliveries._turns[Channel.WEBHOOK]._lines == {}
 
 
 @pytest.mark.parametrize(
@@ -305,7 +308,7 @@ async def test_a_receiver_that_hangs_up_or_says_nothing_is_not_away(
 
     settings = Settings(engine=QUICK, webhook=WebhookSettings(concurrency=4, backoff=600, max_backoff=600))
     async with Harness(settings=settings, post=post) as oraculo:
-        lines = oraculo.engine._courier._turns[Channel.WEBHOOK]._lines
+        lines = oraculo.engine._deliveries._turns[Channel.WEBHOOK]._lines
         for _ in range(5):
             await ended_run(oraculo, GOOD)
         await until(lambda: not errors and lines, saying="a third to try it")
@@ -321,7 +324,7 @@ async def test_an_engine_stops_at_once_though_many_wait_for_a_receiver_that_is_a
     async with owing(Restarting(), backoff=600) as oraculo:
         for _ in range(20):
             await ended_run(oraculo, GOOD)
-        courier = oraculo.engine._courier
+        courier = oraculo.engine._deliveries
         await until(lambda: len(courier._errands) == 19, saying="all but the first to wait")
         async with asyncio.timeout(5):
             await courier.finished()
@@ -333,7 +336,7 @@ async def test_the_longer_a_receiver_is_away_the_longer_those_rest_who_wait_for_
 ) -> None:
     monkeypatch.setattr(receivers, "_FIRST_PAUSE", 600.0)
     async with owing(Restarting(), backoff=600, max_backoff=1000) as oraculo:
-        courier = oraculo.engine._courier
+        courier = oraculo.engine._deliveries
         for _ in range(2):
             await ended_run(oraculo, GOOD)
 

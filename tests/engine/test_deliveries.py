@@ -16,7 +16,7 @@ from oraculo.core import machine
 from oraculo.core.webhook_rules import LOOPBACK
 from oraculo.engine.deliver.webhooks import NotPosted
 from oraculo.errors import BrokerError
-from oraculo.ports.broker import Outgoing
+from oraculo.ports.broker import Outgoing, Receipt, publish_all
 from oraculo.ports.clock import SystemClock, SystemEntropy
 from oraculo.ports.telemetry import DeliveryAttempted
 from oraculo.settings import EngineSettings, Settings, WebhookSettings
@@ -108,7 +108,7 @@ async def test_every_id_that_a_run_may_have_is_sent_in_a_header_and_signed_so(ru
         payload = {"destinos": ["escavador_a"], "webhook": receiver.url}
         message = {"correlation_id": run_id, "tipo_evento": "iniciar_orquestracao", "payload": payload}
         body = json.dumps(message | {"timestamp": "2025-10-14T12:00:00Z"}).encode()
-        await oraculo.broker.publish([Outgoing("orquestrador", body)])
+        await publish_all(oraculo.broker, [Outgoing("orquestrador", body)])
         await until(lambda: receiver.received)
         ((headers, aggregate),) = receiver.received
         assert headers["webhook-id"] == sent
@@ -191,7 +191,7 @@ async def test_a_reply_comes_soon_after_its_broker_is_back_however_long_that_was
 class Refusing(MemoryBroker):
     """Has no queue of replies, and never will."""
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         if any(message.is_reply for message in messages):
             raise BrokerError("there can be no such queue")
         return await super().publish(messages)
@@ -227,13 +227,13 @@ async def test_replies_to_a_broker_that_is_frozen_hold_up_no_webhook(monkeypatch
     broker = Durable("rabbitmq")
     async with receiving() as receiver, Harness(settings=settings, broker=broker) as oraculo:
 
-        async def publish(messages: Sequence[Outgoing]) -> Sequence[str]:
+        async def publish(messages: Sequence[Outgoing]) -> Sequence[Receipt]:
             await asyncio.Event().wait()
             raise AssertionError("it never thaws")
 
         monkeypatch.setattr(broker, "publish", publish)
         await oraculo.submit({"destinos": ["escavador_a"], "timeout": 0.05, "responder_em": "respostas"})
-        await until(lambda: oraculo.engine._courier._under_way, saying="the reply to be on its way")
+        await until(lambda: oraculo.engine._deliveries._under_way, saying="the reply to be on its way")
         await oraculo.submit({"destinos": ["escavador_a"], "timeout": 0.05, "webhook": receiver.url})
         await until(lambda: receiver.received, saying="the webhook")
 

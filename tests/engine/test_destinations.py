@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from oraculo.errors import BrokerError
-from oraculo.ports.broker import NotTaken
+from oraculo.errors import BrokerError, QueueDown
 from oraculo.ports.telemetry import LoopFailed
 from oraculo.settings import EngineSettings, Settings
 from oraculo.testing.harness import Harness
@@ -35,7 +34,7 @@ class Ledger(Named):
         if self.refused & set(queues):
             raise BrokerError("not allowed")
         if self.without_leader & set(queues):
-            raise NotTaken("no leader")
+            raise QueueDown("no leader")
         self._expect_here()
         await super().declare(queues)
 

@@ -12,7 +12,7 @@ from oraculo.core.run import Changes, Run
 from oraculo.engine.decide import batches, intake
 from oraculo.engine.inbox import Arrived, Inbox
 from oraculo.engine.send import publisher
-from oraculo.ports.broker import Consumer, Delivery, Outgoing
+from oraculo.ports.broker import Consumer, Delivery, Outgoing, Receipt
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.store import Committed, Creation
 from oraculo.settings import EngineSettings, Settings
@@ -34,7 +34,7 @@ class Counting(MemoryBroker):
         self.takes.set()
         self.before_small: list[int] = []  # how many of the wide runs' commands had been sent when a small one was
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         await self.takes.wait()
         for message in messages:
             if message.queue == "executador_pequeno":

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from oraculo.errors import Conflict, IdempotencyKeyReused, InvalidInput
-from oraculo.ports.broker import Outgoing
+from oraculo.ports.broker import Outgoing, publish_all
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.telemetry import BatchCommitted, RunFinished
 from oraculo.settings import BrokerSettings, RunSettings, Settings
@@ -198,7 +198,7 @@ async def test_a_redrive_leaves_nothing_of_a_command_that_lies_twice_in_the_dlq(
     async with Harness(app, settings=FAST_RETRY) as oraculo:
         run_id = await oraculo.submit({"destinos": ["executador_x"]})
         (letter,) = await until(lambda: oraculo.operations.dead_letters("executador_x"))
-        await oraculo.broker.publish([Outgoing("executador_x", letter.body, reason=letter.reason)])
+        await publish_all(oraculo.broker, [Outgoing("executador_x", letter.body, reason=letter.reason)])
 
         app.broken = False  # type: ignore[attr-defined]
         done = await oraculo.operations.redrive("executador_x")
@@ -213,7 +213,7 @@ async def test_a_redrive_of_the_command_of_an_earlier_attempt_opens_nothing() ->
         ended = await oraculo.ended(run_id)
         (last,) = await until(lambda: oraculo.operations.dead_letters("executador_x"))
         first = json.dumps(json.loads(last.body) | {"tentativa": 1}).encode()
-        await oraculo.broker.publish([Outgoing("executador_x", first, reason="put here by hand")])
+        await publish_all(oraculo.broker, [Outgoing("executador_x", first, reason="put here by hand")])
         _, letter = await oraculo.operations.dead_letters("executador_x")
         done = await oraculo.operations.redrive("executador_x", [letter.id])
         assert (done.moved, done.reopened, done.obsolete) == (0, 0, 1)
@@ -228,7 +228,7 @@ async def test_a_redrive_puts_back_what_an_open_task_waits_for_and_what_no_task_
         (command,) = await consumer.take(1)
         await consumer.dead_letter(command, "not here")
         unknown = json.dumps(answer(run_id, tipo_evento="iniciar_execucao", tarefa="nenhuma", tentativa=1)).encode()
-        await oraculo.broker.publish([Outgoing("executador_x", unknown, reason="no such task")])
+        await publish_all(oraculo.broker, [Outgoing("executador_x", unknown, reason="no such task")])
 
         done = await oraculo.operations.redrive("executador_x")
         assert (done.moved, done.reopened, done.obsolete) == (2, 0, 0)

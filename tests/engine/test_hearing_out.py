@@ -8,9 +8,9 @@ import pytest
 
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.engine import consumers
-from oraculo.engine.consumers import OwnQueues
+from oraculo.engine.consumers import EngineConsumers
 from oraculo.engine.inbox import Inbox
-from oraculo.ports.broker import QueueState
+from oraculo.ports.broker_admin import QueueState
 from oraculo.ports.clock import SystemClock
 from oraculo.settings import EngineSettings
 
@@ -36,7 +36,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def looks_at(*waiting: tuple[int, int], then: Iterable[tuple[int, int]] = ()) -> int:
     broker = Told(chain(waiting, then))
-    queues = OwnQueues(broker, Inbox(0.0), ["resultados"], EngineSettings())
+    queues = EngineConsumers(broker, Inbox(0.0), ["resultados"], EngineSettings())
     await asyncio.wait_for(queues.heard_out("resultados"), 30)
     return broker.looks
 

@@ -12,12 +12,12 @@ import pytest
 
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core import machine
-from oraculo.core.result_reference import Reference, encode_reference, read_reference
-from oraculo.engine.deliver.deliveries import Courier
+from oraculo.core.result_reference import ResultReference, encode_reference, read_reference
+from oraculo.engine.deliver.deliveries import Deliveries
 from oraculo.engine.results import reader
 from oraculo.engine.send import outbox
 from oraculo.errors import MessageTooLarge, NotFound, ObjectsUnavailable
-from oraculo.ports.broker import Outgoing
+from oraculo.ports.broker import Outgoing, Receipt
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.objects import put_result
 from oraculo.ports.telemetry import LoopFailed, Record
@@ -299,7 +299,7 @@ async def test_all_who_stood_still_together_look_again_for_what_they_lack(
     monkeypatch.setattr(reader, "TURN", 30.0)
     asked: Counter[str] = Counter()
 
-    async def get(reference: Reference) -> bytes:
+    async def get(reference: ResultReference) -> bytes:
         asked[reference.key] += 1
         if reference.key != "at once":
             if not asked["still"]:
@@ -310,7 +310,7 @@ async def test_all_who_stood_still_together_look_again_for_what_they_lack(
 
     async with Harness(settings=KEPT, objects=Faulty(tmp_path)) as oraculo:
         monkeypatch.setattr(oraculo.engine.results, "_get", get)
-        references = {key: Reference(key, 2, "") for key in ("at once", "slow")}
+        references = {key: ResultReference(key, 2, "") for key in ("at once", "slow")}
         filled: list[dict[str, msgspec.Raw]] = [{} for _ in range(100)]
         await asyncio.gather(*(oraculo.engine.results.fill(one, references) for one in filled))
     assert all(one.keys() == references.keys() for one in filled)
@@ -326,14 +326,14 @@ async def test_one_second_look_that_is_in_vain_is_enough_for_all(
     monkeypatch.setattr(reader, "TURN", 30.0)
     asked: list[str] = []
 
-    async def hang(reference: Reference) -> bytes:
+    async def hang(reference: ResultReference) -> bytes:
         asked.append(reference.key)
         await asyncio.Event().wait()
         raise AssertionError
 
     async with Harness(settings=KEPT, objects=Faulty(tmp_path)) as oraculo:
         monkeypatch.setattr(oraculo.engine.results, "_get", hang)
-        references = {"a": Reference("a", 2, "")}
+        references = {"a": ResultReference("a", 2, "")}
         filling = asyncio.gather(*(oraculo.engine.results.fill({}, references) for _ in range(100)))
         with monkeypatch.context() as stopped:  # all begin at the same moment, or the last would find room for a look
             now = (loop := asyncio.get_running_loop()).time()
@@ -353,7 +353,7 @@ async def test_who_only_waited_for_a_second_look_blames_no_store(
         large = oraculo.engine.results
         monkeypatch.setattr(large, "_aggregates", asyncio.Semaphore(0))
         monkeypatch.setattr(large, "_second_looks", asyncio.Semaphore(0))
-        await large.fill({}, {"a": Reference("a", 2, "")})
+        await large.fill({}, {"a": ResultReference("a", 2, "")})
         assert not large._hangs()
     assert told.failures == ["1 large results of an aggregate stay references: not read in 0.05 s"]
 
@@ -414,7 +414,7 @@ async def test_a_fault_on_the_way_to_a_delivery_is_told_and_its_timer_brings_it_
     part: str, duty: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "DELIVERY_LEASE", 0.2)
-    whose = (reader.LargeResults, "fill") if part == "reading" else (Courier, "_is_still_ours")
+    whose = (reader.ResultReader, "fill") if part == "reading" else (Deliveries, "_is_still_ours")
     real, records, posted = getattr(*whose), list[Record](), list[bytes]()
 
     async def stumble_once(*arguments: Any) -> Any:
@@ -450,7 +450,7 @@ class Narrow(MemoryBroker):
     def __init__(self) -> None:
         super().__init__(SystemClock())
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         for message in messages:
             if message.queue == "respostas" and len(message.body) > self.limit:
                 limit = self.limit if self.tells_limit else None

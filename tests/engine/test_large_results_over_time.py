@@ -16,10 +16,10 @@ from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.result_reference import CLAIM, SHARDS, encode_reference, make_reference, run_folder
 from oraculo.engine.deliver import deliveries
 from oraculo.engine.retention import objects as object_retention
-from oraculo.engine.retention.objects import Janitor
+from oraculo.engine.retention.objects import ObjectRetention
 from oraculo.engine.send import outbox
-from oraculo.errors import InvalidSettings, NotFound, ObjectsError, ObjectsUnavailable
-from oraculo.ports.broker import NotTaken, Outgoing
+from oraculo.errors import InvalidSettings, NotFound, ObjectsError, ObjectsUnavailable, QueueFull
+from oraculo.ports.broker import Outgoing, Receipt
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.objects import Objects
 from oraculo.settings import EngineSettings, ObjectSettings
@@ -50,10 +50,10 @@ class Refusing(MemoryBroker):
         self.has_room = False
         self.refused = 0
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         if not self.has_room and any(message.queue == self._queue for message in messages):
             self.refused += 1
-            raise NotTaken("no room", [None] * len(messages))
+            return [Receipt(error=QueueFull("no room"))] * len(messages)
         return await super().publish(messages)
 
 
@@ -272,7 +272,7 @@ async def test_without_an_object_store_a_reference_says_what_to_set() -> None:
 
 
 async def tidied(oraculo: Harness, objects: Objects) -> int:
-    cleaner = Janitor(objects, oraculo.store, oraculo.engine.peers, oraculo.clock)
+    cleaner = ObjectRetention(objects, oraculo.store, oraculo.engine.peers, oraculo.clock)
     return sum([await cleaner.tidy(shard) for shard in SHARDS])
 
 
@@ -427,7 +427,7 @@ async def test_only_the_engine_that_comes_first_tidies_a_shard(tmp_path: Path, m
     for name in asked:
         store = SqliteStore(":memory:")
         await store.start()
-        cleaner = Janitor(Asked(tmp_path / name), store, Peers(name), SystemClock())  # type: ignore[arg-type]
+        cleaner = ObjectRetention(Asked(tmp_path / name), store, Peers(name), SystemClock())  # type: ignore[arg-type]
         running = asyncio.create_task(cleaner.run())
         await until(lambda name=name: len(asked[name]) >= 128)  # type: ignore[misc]
         running.cancel()
@@ -462,7 +462,7 @@ async def test_engines_that_are_often_started_anew_come_to_every_shard(
     await store.start()
     for hour in range(5):
         before = len(asked)
-        cleaner = Janitor(Asked(tmp_path), store, Alone(), Hours(hour))  # type: ignore[arg-type]
+        cleaner = ObjectRetention(Asked(tmp_path), store, Alone(), Hours(hour))  # type: ignore[arg-type]
         running = asyncio.create_task(cleaner.run())
         await until(lambda before=before: len(asked) >= before + 60)  # type: ignore[misc]
         running.cancel()

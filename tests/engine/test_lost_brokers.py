@@ -18,7 +18,7 @@ from oraculo.engine.inbox import Wish
 from oraculo.engine.send.outbox import Outbox
 from oraculo.engine.send.publisher import Key
 from oraculo.errors import BrokerError, MessageTooLarge, StoreUnavailable
-from oraculo.ports.broker import Delivery, Link, Outgoing
+from oraculo.ports.broker import BrokerStatus, Delivery, Outgoing, Receipt
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.telemetry import BrokerChanged, CommandsTakenBack
 from oraculo.settings import RunSettings, Settings
@@ -88,7 +88,7 @@ async def test_where_the_only_other_is_not_read_well_it_still_gets_what_a_lost_b
     async with Harness(settings=QUICK, broker=FailoverBroker([first, second])) as oraculo:
         run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}})
         await until(lambda: sent_by(oraculo, run_id, ["first"]))
-        await until(lambda: oraculo.broker.links()[1].unread, saying="it to be found out")
+        await until(lambda: oraculo.broker.statuses()[1].unread, saying="it to be found out")
         await first.leave()
         await until(lambda: sent_by(oraculo, run_id, ["second"]), saying="the command over the second")
 
@@ -128,7 +128,7 @@ async def test_what_went_to_a_broker_that_is_no_longer_configured_is_sent_again(
 class Narrow(Durable):
     """Takes no command."""
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         if any(message.queue == "executador_a" for message in messages):
             raise MessageTooLarge("9 bytes are more than 8", 9, 8)
         return await super().publish(messages)
@@ -172,8 +172,8 @@ class Split:
         self.taken: list[str] = []
         self.departures = 0
 
-    def links(self) -> Sequence[Link]:
-        return [Link("first", "away", 0), Link("second", None, 0)]
+    def statuses(self) -> Sequence[BrokerStatus]:
+        return [BrokerStatus("first", "away", 0), BrokerStatus("second", None, 0)]
 
     async def held_by(self, via: str, limit: int, after: str, *, dead_letters: bool) -> Sequence[str]:
         return [] if after else ["run"]
@@ -192,7 +192,7 @@ async def test_engines_that_miss_different_brokers_do_not_send_the_same_again_an
 ) -> None:
     monkeypatch.setattr(broker_watch, "GRACE", 2.0)
     split: Any = Split()
-    watch = broker_watch.LinkWatch(split, split, split, split, SystemClock(), Told(), poll=0.5)
+    watch = broker_watch.BrokerWatch(split, split, split, split, SystemClock(), Told(), poll=0.5)
     loop = asyncio.get_running_loop()
     begin = loop.time()
     for half_seconds in range(7200):
@@ -244,7 +244,7 @@ async def test_a_loss_is_looked_after_until_its_runs_could_be_decided(
     """Three looks are to be decided, and only the last of them is for dead letters too."""
     monkeypatch.setattr(broker_watch, "GRACE", 0.0)
     stuck: Any = Stuck(letters=letters, well=well, undecided=5)
-    watch = broker_watch.LinkWatch(stuck, stuck, stuck, stuck, SystemClock(), Told(), poll=0.5)
+    watch = broker_watch.BrokerWatch(stuck, stuck, stuck, stuck, SystemClock(), Told(), poll=0.5)
     watch.note_loss("second")
     asked: list[bool] = []
     while not watch.has_taken_back("second") and len(asked) < 20:
@@ -257,8 +257,8 @@ async def test_a_loss_is_looked_after_until_its_runs_could_be_decided(
 class BothAway(Split):
     second: str | None = "away"
 
-    def links(self) -> Sequence[Link]:
-        return [Link("first", "away", 0), Link("second", self.second, 0)]
+    def statuses(self) -> Sequence[BrokerStatus]:
+        return [BrokerStatus("first", "away", 0), BrokerStatus("second", self.second, 0)]
 
 
 async def test_what_a_broker_took_is_not_taken_back_while_no_other_could_have_it(
@@ -266,7 +266,7 @@ async def test_what_a_broker_took_is_not_taken_back_while_no_other_could_have_it
 ) -> None:
     monkeypatch.setattr(broker_watch, "GRACE", 0.0)
     world: Any = BothAway()
-    watch = broker_watch.LinkWatch(world, world, world, world, SystemClock(), Told(), poll=0.5)
+    watch = broker_watch.BrokerWatch(world, world, world, world, SystemClock(), Told(), poll=0.5)
     for _ in range(5):
         await watch.look()
     assert world.taken == []
@@ -292,7 +292,7 @@ async def test_a_broker_that_came_back_without_its_memory_gets_everything_again(
         broker.losses += 1
         await until(lambda: oraculo.operations.dead_letters("executador_b", limit=1), saying="the dead letter again")
         await until(lambda: broker.queues(["executador_a"]), saying="the command again")
-        await until(lambda: not oraculo.engine._links._losses, saying="the last look")
+        await until(lambda: not oraculo.engine._broker_watch._losses, saying="the last look")
         [lost, failed] = await broker.queues(["executador_a", "executador_b"])
         assert lost.ready == 1
         assert failed.dead_letters == 1
@@ -321,7 +321,7 @@ async def test_a_loss_is_counted_once_though_the_store_fails_while_it_is_looked_
         run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}, "timeout": 30})
         await until(lambda: sent_by(oraculo, run_id, ["redis"]))
         broker.losses += 1
-        await until(lambda: not store.failures and not oraculo.engine._links._losses, saying="the last look")
+        await until(lambda: not store.failures and not oraculo.engine._broker_watch._losses, saying="the last look")
         [state] = await broker.queues(["executador_a"])
         assert state.ready == 2  # as it was, and once again
 
@@ -347,14 +347,14 @@ async def test_what_was_sent_before_the_clock_was_set_back_is_not_forgotten_with
 
 def set_once_looked_for(event: asyncio.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the first look for what a broker had taken."""
-    decide = broker_watch.LinkWatch._decide
+    decide = broker_watch.BrokerWatch._decide
 
-    async def look(watch: broker_watch.LinkWatch, lost: BrokerLost, *absence: Any) -> Any:
+    async def look(watch: broker_watch.BrokerWatch, lost: BrokerLost, *absence: Any) -> Any:
         found = await decide(watch, lost, *absence)
         event.set()
         return found
 
-    monkeypatch.setattr(broker_watch.LinkWatch, "_decide", look)
+    monkeypatch.setattr(broker_watch.BrokerWatch, "_decide", look)
 
 
 async def expect_sent_again_when_lost(oraculo: Harness, broker: Durable, run_id: str) -> None:
@@ -373,7 +373,7 @@ class Tardy(Durable):
         super().__init__("redis")
         self.has_command, self.is_read = asyncio.Event(), asyncio.Event()
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         taken = await super().publish(messages)
         if any(message.queue == "executador_a" for message in messages) and not self.has_command.is_set():
             self.has_command.set()

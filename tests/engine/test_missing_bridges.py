@@ -10,7 +10,8 @@ from oraculo.brokers.memory import MemoryBroker
 from oraculo.engine.service import Role
 from oraculo.pipeline import bridges
 from oraculo.pipeline.bridges import Beyond, Bridge
-from oraculo.ports.broker import Capabilities, QueueState
+from oraculo.ports.broker import Capabilities
+from oraculo.ports.broker_admin import QueueState
 from oraculo.ports.clock import SystemClock
 from oraculo.settings import BullmqSettings, CelerySettings, Settings
 from oraculo.testing.harness import Harness

@@ -14,7 +14,7 @@ from oraculo.core.run import Changes, TaskStatus
 from oraculo.engine.decide import pacing
 from oraculo.engine.decide.batches import Batch
 from oraculo.engine.decide.pacing import LITTLE, LONGEST, MUCH, WIDE, Pace
-from oraculo.engine.inbox import Answer, Arrived, BadAnswer, Inbox, Note, Rest, Wish
+from oraculo.engine.inbox import AnswerInput, Arrived, BadAnswer, Inbox, Note, Rest, Wish
 from oraculo.ports.broker import Consumer, Delivery
 from oraculo.ports.clock import SystemEntropy
 from oraculo.ports.store import Committed, Creation
@@ -297,7 +297,7 @@ async def test_an_inbox_holds_what_comes_for_a_run_that_rests() -> None:
     cancel, note = wish(), Note("r", Sent(0, 1, False, "memory", 0.0))
     inbox.rest("r", Rest(1000.0, after_loss=True))
     assert list(inbox.resting(["q", "r"])) == ["r"]
-    inbox.hold("r", [note, *(Answer(cast("Any", None), one) for one in arrived), cancel])
+    inbox.hold("r", [note, *(AnswerInput(cast("Any", None), one) for one in arrived), cancel])
     assert (len(inbox), list(inbox.arrived)) == (4, arrived)
     inbox.forget_arrived(lost)
     assert list(inbox.arrived) == arrived[1:]
@@ -308,9 +308,9 @@ async def test_an_inbox_holds_what_comes_for_a_run_that_rests() -> None:
     assert not inbox.resting(["r"])
 
 
-def answers(count: int) -> list[Answer]:
+def answers(count: int) -> list[AnswerInput]:
     consumer = cast("Consumer", object())
-    return [Answer(cast("Any", None), Arrived(Delivery("resultados", b"", n), consumer)) for n in range(count)]
+    return [AnswerInput(cast("Any", None), Arrived(Delivery("resultados", b"", n), consumer)) for n in range(count)]
 
 
 async def test_a_rest_ends_when_enough_has_gathered() -> None:
@@ -382,7 +382,7 @@ def test_who_loses_with_notes_keeps_what_was_left_out_before() -> None:
 
 
 def test_large_answers_that_are_left_out_are_not_put_away() -> None:
-    batch, one = Batch(), Answer(cast("Any", SimpleNamespace(correlation_id="r")), cast("Arrived", None))
+    batch, one = Batch(), AnswerInput(cast("Any", SimpleNamespace(correlation_id="r")), cast("Arrived", None))
     batch.of_run("r", one)
     batch.large.append(one)
     batch.leave_out({"r": Rest(1.0)})

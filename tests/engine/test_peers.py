@@ -21,7 +21,7 @@ from oraculo.engine.send import outbox, publisher
 from oraculo.engine.service import Role
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.pipeline.definition import Definition, decode_definition
-from oraculo.ports.broker import Outgoing
+from oraculo.ports.broker import Outgoing, Receipt
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.store import Committed, Creation, Due, Unsent
 from oraculo.ports.telemetry import BatchCommitted, EnginesChanged, Silent
@@ -303,7 +303,7 @@ class FullQuarantine(Unreachable):
         super().__init__(server)
         self.room = asyncio.Event()
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         if any(message.reason for message in messages):
             await self.room.wait()
         return await OneServer.publish(self, messages)

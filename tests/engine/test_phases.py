@@ -8,7 +8,7 @@ import msgspec
 
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.engine.queues import looks as queue_looks
-from oraculo.ports.broker import QueueState
+from oraculo.ports.broker_admin import QueueState
 from oraculo.ports.clock import SystemClock
 from oraculo.settings import RunSettings, Settings
 from oraculo.testing.harness import Harness

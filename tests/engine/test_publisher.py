@@ -9,20 +9,21 @@ from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.run import RunHead
 from oraculo.core.troubled_queues import TroubledQueues
 from oraculo.engine.send import publisher
-from oraculo.engine.send.publisher import Entry, Line
-from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge, StoreUnavailable
-from oraculo.ports.broker import Broker, NotTaken, Outgoing
+from oraculo.engine.send.publisher import Entry, PublishLine
+from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge, QueueFull, StoreUnavailable
+from oraculo.ports.broker import Broker, Outgoing, Receipt
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.telemetry import CommandsPublished, PublishFailed, Silent, Telemetry
 from oraculo.settings import EngineSettings, RunSettings, Settings
 from oraculo.testing.harness import Harness
 from tests.engine.broker_stage import Told
 from tests.engine.workers import Journal, failing_app, recording_app
+from tests.receipts import publish_but
 from tests.waiting import until
 
 
 class Moody(MemoryBroker):
-    """`fault`: raised when a message for `executador_ruim` is published; others are taken."""
+    """`fault`: why a message for `executador_ruim` is not taken; others are. BrokerUnavailable: none is."""
 
     def __init__(self) -> None:
         super().__init__(clock=SystemClock())
@@ -30,12 +31,16 @@ class Moody(MemoryBroker):
         self.refusals = 0
         self.batches: list[list[int]] = []  # the sizes of the messages
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         self.batches.append([len(message.body) for message in messages])
         if self.fault is not None and any(message.queue == "executador_ruim" for message in messages):
             self.refusals += 1
-            raise self.fault
-        return await super().publish(messages)
+            if type(self.fault) is BrokerUnavailable:
+                raise self.fault
+        return await publish_but(super().publish, messages, self._fault_of)
+
+    def _fault_of(self, message: Outgoing) -> BrokerError | None:
+        return self.fault if message.queue == "executador_ruim" else None
 
 
 @pytest.fixture
@@ -47,13 +52,13 @@ async def all_of_them(entries: Sequence[Entry], have_waited: bool) -> Sequence[E
     return entries
 
 
-def line_to(broker: Broker, telemetry: Telemetry, refusing: TroubledQueues | None = None) -> Line:
-    return Line(
+def line_to(broker: Broker, telemetry: Telemetry, refusing: TroubledQueues | None = None) -> PublishLine:
+    return PublishLine(
         broker,
         SystemClock(),
         telemetry,
         lambda keys, vias, started: None,
-        lambda entries, error: None,
+        lambda refused: None,
         all_of_them,
         TroubledQueues(60.0) if refusing is None else refusing,
     )
@@ -73,7 +78,7 @@ async def test_a_batch_is_bounded_by_its_bytes(moody: Moody, monkeypatch: pytest
     await moody.close()
 
 
-@pytest.mark.parametrize("fault", [NotTaken("full", [None]), BrokerError("not for you"), BrokerUnavailable("away")])
+@pytest.mark.parametrize("fault", [QueueFull("full"), BrokerError("not for you"), BrokerUnavailable("away")])
 async def test_what_is_not_published_is_told(moody: Moody, fault: BrokerError) -> None:
     moody.fault, told = fault, Told()
     await moody.start()
@@ -89,7 +94,7 @@ async def test_what_is_not_published_is_told(moody: Moody, fault: BrokerError) -
 async def test_a_queue_that_takes_again_is_no_longer_in_doubt_though_another_of_the_batch_is_full(
     moody: Moody,
 ) -> None:
-    moody.fault = NotTaken("full", ["memory", None])
+    moody.fault = QueueFull("full")
     await moody.start()
     refusing, now = TroubledQueues(60.0), asyncio.get_running_loop().time()
     refusing.note(["executador_bom"], "was full", now)
@@ -254,7 +259,7 @@ async def test_a_dead_letter_that_is_too_large_is_tried_again_like_any_other() -
     class Narrow(Moody):
         letters = 0
 
-        async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
             letters = sum(message.reason is not None for message in messages)
             self.letters += letters
             if letters and self.letters < 3:

@@ -6,7 +6,7 @@ from oraculo.engine.queues import last_looks
 from oraculo.engine.queues import looks as queue_looks
 from oraculo.engine.queues import served as served_queues
 from oraculo.engine.service import Role
-from oraculo.ports.broker import Outgoing
+from oraculo.ports.broker import Outgoing, publish_all
 from oraculo.testing.harness import Harness
 from tests.end_to_end.stage import Stage, settings_for
 from tests.engine.workers import Journal, recording_app
@@ -56,7 +56,7 @@ async def test_a_steps_own_deadline_says_so_too() -> None:
 async def test_others_were_before_it() -> None:
     async with Harness() as oraculo:
         consumer = await oraculo.broker.consume("executador_x", prefetch=1)
-        await oraculo.broker.publish([Outgoing("executador_x", b"of somebody else")])
+        await publish_all(oraculo.broker, [Outgoing("executador_x", b"of somebody else")])
         await consumer.take(1)
         aggregate = await oraculo.run({"destinos": ["executador_x"], "timeout": 2})
         why = "no answer in 2 s; 1 message waited in queue executador_x, where 1 listened"

@@ -9,7 +9,8 @@ import pytest
 
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.engine.queues import limits as queue_limits
-from oraculo.ports.broker import Outgoing, QueueState
+from oraculo.ports.broker import Outgoing, Receipt, publish_all
+from oraculo.ports.broker_admin import QueueState
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.telemetry import DeadLettered, LoopFailed
 from oraculo.settings import QueueSettings, Settings
@@ -39,7 +40,7 @@ class SlowMaker(MemoryBroker):
         self.may_make = asyncio.Event()
         self.is_making = asyncio.Event()
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         if any(message.queue.startswith("nova") for message in messages):
             self.is_making.set()
             await self.may_make.wait()
@@ -134,7 +135,7 @@ async def test_a_request_over_the_limit_is_refused_once_though_the_store_is_away
         good = over_the_limit("bom") | {"payload": GOOD}
         messages = [Outgoing("orquestrador", msgspec.json.encode(each)) for each in (over_the_limit("mau"), good)]
         store.away = True
-        await broker.publish(messages)
+        await publish_all(broker, messages)
         await until(lambda: len(told.of(LoopFailed)) >= 3)
         store.away = False
         await until(partial(unacked, broker, 0))

@@ -10,7 +10,8 @@ import pytest
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.troubled_queues import TroubledQueues
 from oraculo.engine.send import outbox, rations
-from oraculo.ports.broker import Capabilities, NotTaken, Outgoing
+from oraculo.errors import QueueFull
+from oraculo.ports.broker import Capabilities, Outgoing, Receipt
 from oraculo.ports.store import Unsent
 from oraculo.settings import EngineSettings, Settings
 from oraculo.stores.sqlite import MEMORY, SqliteStore
@@ -110,17 +111,14 @@ class Full(MemoryBroker):
         self.offered: list[list[str]] = []  # at each try, the runs
         self.taken = Counter[str]()
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         if messages[0].queue in (naming.MEMORY, naming.MADE):  # marks that engines leave
             return await super().publish(messages)
         await asyncio.sleep(0.001 * len(messages) + self.slow_for)
         runs = [decode_message(message.body).correlation_id for message in messages]
-        vias = [self.name if self.fits(run_id) else None for run_id in runs]
         self.offered.append(runs)
-        self.taken.update(run_id for run_id, via in zip(runs, vias, strict=True) if via)
-        if None in vias:
-            raise NotTaken("no room", vias)
-        return [self.name] * len(messages)
+        self.taken.update(filter(self.fits, runs))
+        return [Receipt(self.name) if self.fits(run_id) else Receipt(error=QueueFull("no room")) for run_id in runs]
 
     async def close(self) -> None:
         pass

@@ -6,14 +6,14 @@ from itertools import pairwise
 
 import pytest
 
-from oraculo.engine.deliver.receivers import Turns
+from oraculo.engine.deliver.receivers import Receivers
 from tests.waiting import until
 
 
 class Visits:
     """Those who are at a receiver, in the order in which they came to it."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: Receivers) -> None:
         self._turns = turns
         self._over: dict[str, asyncio.Event] = {}
         self.order: list[str] = []
@@ -29,7 +29,7 @@ class Visits:
 
 
 async def test_lines_take_turns_and_none_has_more_than_its_share() -> None:
-    turns = Turns(places=2, each=1, most=100, most_bytes=1000)
+    turns = Receivers(places=2, each=1, most=100, most_bytes=1000)
     visits = Visits(turns)
     who = ["a1", "a2", "a3", "b1", "b2", "c1"]
     assert all(turns.enter(name[0], 1) for name in who)
@@ -45,14 +45,14 @@ async def test_lines_take_turns_and_none_has_more_than_its_share() -> None:
 
 
 async def test_however_many_wait_for_one_receiver_there_is_room_for_another() -> None:
-    turns = Turns(places=4, each=1, most=100, most_bytes=10**9)
+    turns = Receivers(places=4, each=1, most=100, most_bytes=10**9)
     assert sum(turns.enter("a", 1) for _ in range(1000)) == 50
     assert sum(turns.enter("b", 1) for _ in range(1000)) == 25
     assert turns.enter("c", 1)
 
 
 async def test_room_is_counted_in_bytes_too_and_the_first_of_a_line_may_be_of_any_size() -> None:
-    turns = Turns(places=4, each=1, most=100, most_bytes=1000)
+    turns = Receivers(places=4, each=1, most=100, most_bytes=1000)
     assert [turns.enter("a", 400) for _ in range(3)] == [True, False, False]
     assert turns.enter("b", 5000), "it is alone in its line"
     assert not turns.enter("c", 1), "now there is no room at all"
@@ -61,7 +61,7 @@ async def test_room_is_counted_in_bytes_too_and_the_first_of_a_line_may_be_of_an
 
 
 async def test_how_long_a_receiver_takes_is_known_before_its_first_attempt_is_over() -> None:
-    turns = Turns(places=4, each=1, most=3, most_bytes=1000)
+    turns = Receivers(places=4, each=1, most=3, most_bytes=1000)
     assert turns.seconds_ahead("a") == 0.0
     assert [turns.enter("a", 1) for _ in range(3)] == [True, True, False]
     async with AsyncExitStack() as stack:
@@ -79,7 +79,7 @@ async def test_how_long_a_receiver_takes_is_known_before_its_first_attempt_is_ov
 class Clocked:
     """The moments at which a receiver that is never reached was tried."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: Receivers) -> None:
         self._turns = turns
         self.tried: list[float] = []
         self.most_at_once = 0
@@ -99,7 +99,7 @@ async def test_who_waits_for_a_receiver_that_is_away_tries_it_alone_and_after_pa
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("oraculo.engine.deliver.receivers._FIRST_PAUSE", 0.02)
-    turns = Turns(places=8, each=4, most=100, most_bytes=1000)
+    turns = Receivers(places=8, each=4, most=100, most_bytes=1000)
     tries = Clocked(turns)
     assert all(turns.enter("a", 1) for _ in range(8))
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
@@ -115,7 +115,7 @@ async def test_who_waits_for_a_receiver_that_is_away_tries_it_alone_and_after_pa
 
 
 async def test_a_pause_between_two_tries_of_a_receiver_that_is_away_grows_to_some_seconds_only() -> None:
-    turns = Turns(places=8, each=4, most=100, most_bytes=1000)
+    turns = Receivers(places=8, each=4, most=100, most_bytes=1000)
     turns.enter("a", 1)
     for _ in range(20):
         turns.missed("a", "refused")
@@ -127,7 +127,7 @@ async def test_a_pause_between_two_tries_of_a_receiver_that_is_away_grows_to_som
 
 
 async def test_once_a_receiver_is_reached_again_all_places_of_its_line_are_free() -> None:
-    turns = Turns(places=8, each=2, most=100, most_bytes=1000)
+    turns = Receivers(places=8, each=2, most=100, most_bytes=1000)
     visits = Visits(turns)
     assert all(turns.enter("a", 1) for _ in range(3))
     turns.missed("a", "refused")

@@ -15,7 +15,7 @@ from oraculo.core.run import Changes
 from oraculo.engine import consumers, service
 from oraculo.engine.decide import intake
 from oraculo.errors import BrokerUnavailable, StoreRefuses, StoreUnavailable
-from oraculo.ports.broker import Consumer, Delivery, Outgoing
+from oraculo.ports.broker import Consumer, Delivery, Outgoing, Receipt, publish_all
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.store import Committed, Creation
 from oraculo.ports.telemetry import LoopFailed, Record, StoreBack
@@ -71,7 +71,7 @@ async def test_answers_that_came_while_it_was_down_are_heard_before_deadlines_th
     await broker.start()
     await broker.declare(["resultados"])
     answers = [answer(run_id, tarefa=task) for task in ("escavador_a", "escavador_b")]
-    await broker.publish([Outgoing("resultados", msgspec.json.encode(each)) for each in answers])
+    await publish_all(broker, [Outgoing("resultados", msgspec.json.encode(each)) for each in answers])
     async with Harness(store=store_at(tmp_path), broker=broker) as after:
         assert (await after.ended(run_id))["status"] == "concluida"
 
@@ -92,7 +92,7 @@ async def test_answers_that_do_not_get_fewer_keep_no_deadline_for_long(
     broker = Unread(SystemClock())
     await broker.start()
     await broker.declare(["resultados"])
-    await broker.publish([Outgoing("resultados", msgspec.json.encode(answer(run_id)))])
+    await publish_all(broker, [Outgoing("resultados", msgspec.json.encode(answer(run_id)))])
     async with Harness(store=store_at(tmp_path), broker=broker) as after:
         assert (await after.ended(run_id))["status"] == "timeout"
 
@@ -199,7 +199,7 @@ async def test_what_is_committed_is_not_decided_again_because_of_what_is_not(tmp
         await oraculo.engine._intake.drained()
         store.contested = contested
         bodies = [answer(run_id, tipo_evento="resultado_execucao") for run_id in (late, contested)]
-        await oraculo.broker.publish([Outgoing("resultados", msgspec.json.encode(body)) for body in bodies])
+        await publish_all(oraculo.broker, [Outgoing("resultados", msgspec.json.encode(body)) for body in bodies])
         await oraculo.ended(contested)
         assert store.commits == 2
         assert (await store.heads([late]))[late].late == 1
@@ -294,7 +294,7 @@ class FlakyBroker(MemoryBroker):
         self.refusals = 0
         self.published: list[Outgoing] = []
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         if self.refusals and messages[0].queue != "resultados":
             self.refusals -= 1
             raise BrokerUnavailable("nobody home")

@@ -13,7 +13,8 @@ import pytest
 from oraculo.core.events import Sent
 from oraculo.engine.queues import remembered
 from oraculo.engine.queues.remembered import RememberedQueues
-from oraculo.ports.broker import Capabilities, QueueState
+from oraculo.ports.broker import Capabilities
+from oraculo.ports.broker_admin import QueueState
 from oraculo.ports.store import Snapshot
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.harness import Harness

@@ -1,18 +1,18 @@
 """In which order the commands that wait go out."""
 
-from oraculo.engine.send.run_order import TURN, RunTurns
+from oraculo.engine.send.run_order import TURN, RunOrder
 
 
-def filled(**runs: int) -> RunTurns[str]:
+def filled(**runs: int) -> RunOrder[str]:
     """Wide runs, with so many commands each."""
-    turns: RunTurns[str] = RunTurns()
+    turns: RunOrder[str] = RunOrder()
     for run_id, commands in runs.items():
         for _ in range(commands):
             turns.add(run_id, run_id, is_one_of_many=True)
     return turns
 
 
-def order(turns: RunTurns[str], *, few_only: bool = False) -> str:
+def order(turns: RunOrder[str], *, few_only: bool = False) -> str:
     return "".join(turns.take(1000, 1000, len, few_only=few_only))
 
 
@@ -30,7 +30,7 @@ def test_a_small_run_goes_before_wide_ones_and_leaves_them_every_second_place() 
 
 
 def test_small_runs_go_by_priority_then_age() -> None:
-    turns: RunTurns[str] = RunTurns()
+    turns: RunOrder[str] = RunOrder()
     for run_id, priority, age in (("d", 0, 7.0), ("c", 0, 5.0), ("a", 9, 8.0), ("b", 3, 9.0), ("e", 0, 7.0)):
         turns.add(run_id, run_id, priority=priority, age=age)
     assert order(turns) == "abcde"
@@ -53,7 +53,7 @@ def test_wide_runs_can_be_held_back() -> None:
 
 
 def test_what_is_taken_is_bounded_and_the_first_fits_always() -> None:
-    turns: RunTurns[str] = RunTurns()
+    turns: RunOrder[str] = RunOrder()
     for item in ("aaaa", "bb", "c", "d"):
         turns.add(item[0], item)
     assert turns.take(10, 3, len) == ["aaaa"]

@@ -11,7 +11,8 @@ from oraculo.brokers.memory import MemoryBroker, MemoryConsumer
 from oraculo.core import machine
 from oraculo.engine.decide import intake
 from oraculo.errors import BrokerUnavailable, NotFound
-from oraculo.ports.broker import Consumer, DeadLetter, Delivery, Outgoing
+from oraculo.ports.broker import Consumer, Delivery, Outgoing, publish_all
+from oraculo.ports.broker_admin import DeadLetter
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.telemetry import DeadLettered, LoopFailed
 from oraculo.settings import BrokerSettings, Settings
@@ -118,7 +119,7 @@ class Burying(MemoryBroker):
 async def test_bad_answers_are_quarantined_together_so_that_good_ones_do_not_wait_behind_them() -> None:
     broker = Burying()
     async with Harness(settings=QUICK, broker=broker) as oraculo:
-        await broker.publish([Outgoing("resultados", b"{bad %d" % n) for n in range(300)])
+        await publish_all(broker, [Outgoing("resultados", b"{bad %d" % n) for n in range(300)])
         await until(lambda: sum(broker.buried) == 300, saying="all to be quarantined")
         assert len(await oraculo.operations.dead_letters("resultados", limit=400)) == 300
     assert len(broker.buried) < 10
@@ -143,7 +144,7 @@ async def test_a_dead_letter_that_one_of_several_brokers_cannot_put_away_is_told
         readers = second._depot.queues["resultados"].consumers
         before = list(readers)
         assert len(before) == 1
-        await first.publish([Outgoing("resultados", b"{bad")])
+        await publish_all(first, [Outgoing("resultados", b"{bad")])
         await until(lambda: told.of(LoopFailed), saying="the failure to be told")
         assert told.of(DeadLettered) == []
         first.is_crammed = False
@@ -178,7 +179,7 @@ async def test_the_batches_that_wait_to_be_settled_are_bounded() -> None:
     settings = msgspec.structs.replace(QUICK, engine=msgspec.structs.replace(QUICK.engine, batch=1))
     async with Harness(settings=settings, broker=broker):
         broker.gate.clear()
-        await broker.publish([Outgoing("resultados", b"{bad") for _ in range(most * 3)])
+        await publish_all(broker, [Outgoing("resultados", b"{bad") for _ in range(most * 3)])
         await until(lambda: len(broker.buried) >= most, saying="as many as may be to wait")
         assert len(broker.buried) == most
         broker.gate.set()
@@ -212,7 +213,7 @@ class Reading(MemoryBroker):
 async def test_to_discard_one_dead_letter_or_redrive_all_they_are_read_a_few_times_however_many_they_are() -> None:
     broker = Reading(SystemClock())
     async with Harness(settings=QUICK, broker=broker) as oraculo:
-        await broker.publish([Outgoing("executador_a", b"%d" % n, reason="failed") for n in range(1000)])
+        await publish_all(broker, [Outgoing("executador_a", b"%d" % n, reason="failed") for n in range(1000)])
         (letter,) = await oraculo.operations.dead_letters("executador_a", limit=1)
         broker.reads = 0
         await oraculo.operations.discard("executador_a", letter.id)

@@ -8,7 +8,7 @@ import pytest
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.engine.cluster.peers import Peers
 from oraculo.engine.cluster.store_clock import FAR, read_clock
-from oraculo.engine.retention.runs import Retention
+from oraculo.engine.retention.runs import RunRetention
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.telemetry import LoopFailed, Record
 from oraculo.stores.sqlite import MEMORY, SqliteStore
@@ -76,8 +76,8 @@ async def test_what_is_young_is_deleted_by_no_engine_whose_clock_is_off(store: O
     async with Harness(store=store) as harness:
         run_id = await harness.submit({"destinos": ["escavador_a"]})
         await harness.operations.cancel(run_id)
-        assert await Retention(store, Off(seconds), Told(), days=30).prune() == 0
-        assert await Retention(store, Off(0), Told(), days=-1).prune() == 1, "it was there to be deleted"
+        assert await RunRetention(store, Off(seconds), Told(), days=30).prune() == 0
+        assert await RunRetention(store, Off(0), Told(), days=-1).prune() == 1, "it was there to be deleted"
 
 
 async def test_a_store_that_is_slow_to_answer_is_no_clock_that_is_off(store: OnAServer) -> None:

@@ -12,7 +12,8 @@ from oraculo.bootstrap import make_broker
 from oraculo.engine.queues import unheard_answers
 from oraculo.engine.queues.unheard_answers import UnheardAnswers
 from oraculo.errors import BrokerUnavailable
-from oraculo.ports.broker import Broker, Outgoing, QueueState
+from oraculo.ports.broker import Broker, Outgoing, publish_all
+from oraculo.ports.broker_admin import QueueState
 from oraculo.ports.clock import SystemClock
 from oraculo.settings import BrokerSettings, Settings
 from tests.servers.fleet import Fleet
@@ -153,13 +154,13 @@ async def test_it_is_told_of_each_broker_until_somebody_takes_them(fleet: Fleet,
         assert await looked(unheard) is None, "there is no such queue"
         await broker.declare([queue])
         assert await looked(unheard) is None, "nothing is there"
-        await broker.publish([Outgoing(queue, b"an answer")])
+        await publish_all(broker, [Outgoing(queue, b"an answer")])
         nobody = "nobody seems to take it" if kind == "nats" else "nobody listens"
         expected = f"1 message waits in queue {queue}, where answers come, and {nobody}: {SEE}"
         assert await until(lambda: looked(unheard)) == expected
         consumer = await broker.consume(queue, prefetch=1)
         held = await consumer.take(1)
-        await broker.publish([Outgoing(queue, b"one that waits until there is room for it")])
+        await publish_all(broker, [Outgoing(queue, b"one that waits until there is room for it")])
         assert await looked(unheard) is None
         await consumer.ack(held)
         await consumer.ack(await consumer.take(1))
@@ -173,7 +174,7 @@ async def test_a_queue_without_a_leader_is_not_told_as_unheard(fleet: Fleet, que
     server = cast("RabbitMQ", fleet.server("rabbitmq"))
     async with started(server.url) as broker:
         await broker.declare([queue])
-        await broker.publish([Outgoing(queue, b"held"), Outgoing(queue, b"waiting")])
+        await publish_all(broker, [Outgoing(queue, b"held"), Outgoing(queue, b"waiting")])
         consumer = await broker.consume(queue, prefetch=1)
         await consumer.take(1)
         async with suspended(server, queue):
@@ -186,7 +187,7 @@ async def test_of_two_brokers_the_one_is_named(fleet: Fleet, queue: str) -> None
     async with started(fleet.url("redis"), fleet.url("nats")) as both, started(fleet.url("nats")) as nats:
         await both.declare([queue])
         consumer = await nats.consume(queue, prefetch=1)
-        await both.publish([Outgoing(queue, b"an answer", prefer="redis")])
+        await publish_all(both, [Outgoing(queue, b"an answer", prefer="redis")])
         assert await until(lambda: looked(UnheardAnswers(both, queue))) == (
             f"1 message waits in queue {queue} at broker redis, where answers come, and nobody listens: {SEE}"
         )

@@ -6,7 +6,7 @@ import pytest
 
 from oraculo.engine import service
 from oraculo.errors import BrokerUnavailable
-from oraculo.ports.broker import ConsumerDoubted, Delivery, Link
+from oraculo.ports.broker import BrokerStatus, ConsumerDoubted, Delivery
 from oraculo.ports.telemetry import LoopFailed
 from oraculo.testing.harness import Harness
 from tests.engine import broker_stage as stage
@@ -20,8 +20,8 @@ impatient = stage.impatient  # a fixture
 class Deaf(Durable):
     """Its consumer of answers is connected and gets nothing, as a vigil finds out."""
 
-    def links(self) -> Sequence[Link]:
-        return [Link("rabbitmq", None, 0, ("resultados",))]
+    def statuses(self) -> Sequence[BrokerStatus]:
+        return [BrokerStatus("rabbitmq", None, 0, ("resultados",))]
 
 
 async def test_a_deaf_consumer_turns_readiness_red() -> None:

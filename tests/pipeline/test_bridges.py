@@ -8,7 +8,7 @@ import pytest
 from oraculo.core.command import encode_command
 from oraculo.core.machine import start
 from oraculo.core.request import Limits, definition_of, new_run, read_request
-from oraculo.engine.pipelines import Catalogue
+from oraculo.engine.pipelines import PipelineCatalogue
 from oraculo.errors import InvalidPipeline, InvalidRequest
 from oraculo.pipeline.bridges import Bridge, read_bridge
 from oraculo.pipeline.definition import (
@@ -19,7 +19,7 @@ from oraculo.pipeline.definition import (
     pipeline_document,
 )
 from oraculo.settings import BUILT_IN_ROUTES, load_settings
-from oraculo.testing.store_runs import PLANS, Routes
+from oraculo.testing.store_runs import PLANS, SampleRoutes
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_bad_url_is_told_with_what_would_be_right(url: str, told: str) -> None
 def test_a_fan_out_goes_to_bridges_and_queues_alike() -> None:
     body = {"destinos": ["celery://tasks.add", {"id": "imgs", "fila": "bullmq://images-queue"}, "executador_x"]}
     request = read_request(msgspec.json.encode(body), Limits())
-    definition = definition_of(request, Routes("x"), default_timeout=60.0)
+    definition = definition_of(request, SampleRoutes("x"), default_timeout=60.0)
     assert [(step.id, step.queue) for step in definition.steps] == [
         ("celery://tasks.add", "ponte-celery"),
         ("imgs", "ponte-bullmq"),
@@ -83,7 +83,7 @@ def test_a_route_goes_to_bridges_and_queues_alike(tmp_path: Path) -> None:
     file = tmp_path / "oraculo.toml"
     file.write_text('[rotas]\nloja = ["celery://loja.precos?queue=alta", "bullmq://images-queue", "executador_x"]')
     settings = load_settings({}, file)
-    catalogue = Catalogue(settings.routes, "", settings.runs.retry, settings.runs.timeout)
+    catalogue = PipelineCatalogue(settings.routes, "", settings.runs.retry, settings.runs.timeout)
     request = read_request(b'{"tipo": "loja"}', Limits())
     definition = definition_of(request, catalogue, default_timeout=60.0)
     assert [(step.id, step.queue, step.bridge) for step in definition.steps] == [

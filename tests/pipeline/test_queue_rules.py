@@ -2,7 +2,7 @@
 
 import pytest
 
-from oraculo.pipeline.queue_rules import QueueTargets, patterns_fault
+from oraculo.pipeline.queue_rules import QueueRules, patterns_fault
 from oraculo.wire import naming
 
 SYSTEM = [
@@ -36,7 +36,7 @@ SYSTEM = [
 @pytest.mark.parametrize("queue", SYSTEM)
 @pytest.mark.parametrize("patterns", [(), ("*",)])
 def test_a_system_queue_is_never_a_target(queue: str, patterns: tuple[str, ...]) -> None:
-    targets = QueueTargets(patterns)
+    targets = QueueRules(patterns)
     for fault in (
         naming.queue_fault(queue),
         naming.reply_queue_fault(queue),
@@ -48,19 +48,19 @@ def test_a_system_queue_is_never_a_target(queue: str, patterns: tuple[str, ...])
 
 def test_a_queue_that_rabbitmq_named_for_a_client_takes_replies_and_no_commands() -> None:
     assert naming.reply_queue_fault("amq.gen-x") is None
-    assert QueueTargets().fault("amq.gen-x") is None
+    assert QueueRules().fault("amq.gen-x") is None
     assert naming.queue_fault("amq.gen-x") is not None
 
 
 @pytest.mark.parametrize("queue", ["orquestrador", "resultados", "resultados.dlq", "ponte-celery"])
 def test_calls_reach_the_engines_own_queues_whatever_the_patterns(queue: str) -> None:
-    targets = QueueTargets(["loja.*"])
+    targets = QueueRules(["loja.*"])
     assert targets.call_fault(queue) is None
     assert targets.fault(queue) is not None
 
 
 def test_the_patterns_bound_what_is_named() -> None:
-    targets = QueueTargets(["escavador_*", "fila-[ab]", "x?"])
+    targets = QueueRules(["escavador_*", "fila-[ab]", "x?"])
     for queue in ("escavador_youtube", "fila-a", "x1"):
         assert targets.fault(queue) is None
         assert targets.call_fault(f"{queue}.dlq") is None
@@ -70,7 +70,7 @@ def test_the_patterns_bound_what_is_named() -> None:
 
 
 def test_without_patterns_every_other_queue_may_be_named() -> None:
-    assert [QueueTargets().fault(queue) for queue in ("a", "loja.pedidos", "oraculos", "celery")] == [None] * 4
+    assert [QueueRules().fault(queue) for queue in ("a", "loja.pedidos", "oraculos", "celery")] == [None] * 4
 
 
 @pytest.mark.parametrize("pattern", ["a b", "", "a/b", "é*"])

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from oraculo.brokers.failover import offers
+from oraculo.brokers.failover.broker import FailoverBroker
+from oraculo.brokers.failover.routing import Routing
 from oraculo.core import aggregate, command, machine, plan, request
 from oraculo.core.aggregate import end_status
 from oraculo.core.answers import read_answer
@@ -18,10 +19,11 @@ from oraculo.core.machine import Verdict
 from oraculo.core.run import Changes, Run, RunHead, RunStatus, Task, TaskStatus
 from oraculo.engine.decide import intake
 from oraculo.engine.send import outbox
+from oraculo.errors import QueueUnavailable
 from oraculo.pipeline.definition import Kind, quorum_needed
 from oraculo.pipeline.retry import RetryPolicy
-from oraculo.ports.broker import NotTaken, Outgoing
-from oraculo.ports.store import Created, Outcome
+from oraculo.ports.broker import Outgoing, Receipt
+from oraculo.ports.store import Created, CreationOutcome
 from oraculo.stores.sqlite import rows, store, transaction
 from oraculo.worker import answers, dispatch
 from oraculo.worker.dispatch import Dispatcher
@@ -289,10 +291,10 @@ def a_worker_acks_before_its_answer_is_confirmed(patch: pytest.MonkeyPatch) -> N
 
 
 def a_worker_takes_an_answer_that_had_no_room_for_confirmed(patch: pytest.MonkeyPatch) -> None:
-    async def keep(self: AnswerOutbox, jobs: Any, batch: Any, error: NotTaken) -> None:
+    async def read(self: AnswerOutbox, batch: Any, receipts: Any, jobs: Any) -> None:
         await self._settle_soon(batch, jobs)
 
-    patch.setattr(AnswerOutbox, "_keep_the_rest", keep)
+    patch.setattr(AnswerOutbox, "_read_receipts", read)
 
 
 def a_worker_works_on_a_repeat_again(patch: pytest.MonkeyPatch) -> None:
@@ -341,40 +343,37 @@ def a_worker_answers_a_collection_as_an_execution(patch: pytest.MonkeyPatch) -> 
 
 
 def the_last_broker_is_preferred(patch: pytest.MonkeyPatch) -> None:
-    from oraculo.brokers.failover.broker import FailoverBroker
-
-    patch.setattr(FailoverBroker, "_up", lambda self: [branch for branch in reversed(self._branches) if branch.is_up])
+    patch.setattr(FailoverBroker, "_up", lambda self: [member for member in reversed(self._members) if member.is_up])
 
 
 def an_answer_goes_by_the_first_broker(patch: pytest.MonkeyPatch) -> None:
-    from oraculo.brokers.failover import broker
-
-    patch.setattr(broker, "_by_preference", lambda messages: {None: list(range(len(messages)))})
+    patch.setattr(Routing, "by_preference", lambda self: {None: list(range(len(self._messages)))})
 
 
 def what_a_full_queue_did_not_take_counts_as_taken(patch: pytest.MonkeyPatch) -> None:
-    def took_some(self: offers.Outcome, places: Sequence[int], refusal: NotTaken) -> list[int]:
-        taken = next(filter(None, refusal.vias), "simulated-1")
-        self.took(places, [taken] * len(places))
-        return []
+    real = Routing.receipts
 
-    patch.setattr(offers.Outcome, "took_some", took_some)
+    def receipts(self: Routing, *args: Any) -> list[Receipt]:
+        found = real(self, *args)
+        return [Receipt("simulated-1") if isinstance(one.error, QueueUnavailable) else one for one in found]
+
+    patch.setattr(Routing, "receipts", receipts)
 
 
 def priorities_are_lost_behind_several_brokers(patch: pytest.MonkeyPatch) -> None:
-    real = offers.Outcome.messages_at
+    real = Routing.__init__
 
-    def messages_at(self: offers.Outcome, places: Sequence[int]) -> list[Outgoing]:
-        return [msgspec.structs.replace(one, priority=0) for one in real(self, places)]
+    def begin(self: Routing, messages: Sequence[Outgoing]) -> None:
+        real(self, [msgspec.structs.replace(one, priority=0) for one in messages])
 
-    patch.setattr(offers.Outcome, "messages_at", messages_at)
+    patch.setattr(Routing, "__init__", begin)
 
 
 # -- the store ------------------------------------------------------------------------------------------------------
 
 
 def a_key_gives_its_run_whatever_the_body(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(transaction, "_again", lambda birth, stored, otherwise: Created(Outcome.SAME, stored.run_id))
+    patch.setattr(transaction, "_again", lambda birth, stored, otherwise: Created(CreationOutcome.SAME, stored.run_id))
 
 
 def a_run_that_is_read_again_has_one_attempt_left(patch: pytest.MonkeyPatch) -> None:

@@ -8,33 +8,33 @@ from typing import Any
 import msgspec
 import pytest
 
-from oraculo.brokers.failover import offers
-from oraculo.brokers.failover.branch import Branch
 from oraculo.brokers.failover.broker import FailoverBroker
+from oraculo.brokers.failover.member import Member
+from oraculo.brokers.failover.routing import Routing
 from oraculo.core import machine
 from oraculo.core.aggregate import aggregate
 from oraculo.core.machine import Verdict
 from oraculo.core.run import Changes, Run, Task
 from oraculo.core.transitions import RUN_TRANSITIONS, RunTrigger
 from oraculo.engine import after_commit
-from oraculo.engine.cluster.broker_marks import _Memory
-from oraculo.engine.cluster.broker_watch import LinkWatch
-from oraculo.engine.consumers import OwnQueues
+from oraculo.engine.cluster.broker_marks import _BrokerMark
+from oraculo.engine.cluster.broker_watch import BrokerWatch
+from oraculo.engine.consumers import EngineConsumers
 from oraculo.engine.decide.batches import Batch, Decision
 from oraculo.engine.decide.intake import Intake
-from oraculo.engine.deliver.deliveries import Courier
+from oraculo.engine.deliver.deliveries import Deliveries
 from oraculo.engine.inbox import Arrived, Input, Note, Submission
 from oraculo.engine.operations import Operations
 from oraculo.engine.send import outbox
 from oraculo.engine.send.outbox import Outbox
 from oraculo.engine.send.publisher import Key
 from oraculo.engine.timers import Timers
-from oraculo.ports.broker import Consumer, Link
+from oraculo.ports.broker import BrokerStatus, Consumer, Receipt
 from oraculo.ports.store import Committed, Created
-from oraculo.ports.store import Outcome as Stored
+from oraculo.ports.store import CreationOutcome as Stored
 from oraculo.testing.simulation import running, virtual_time
 from oraculo.testing.simulation.laws import EveryRunEnds
-from oraculo.testing.simulation.running import Outcome
+from oraculo.testing.simulation.running import SeedOutcome
 from oraculo.testing.simulation.scenario import Scenario, random_scenario
 from tests.simulation.test_laws import (
     BROKERS_LOST,
@@ -146,46 +146,46 @@ def cache_not_invalidated(patch: pytest.MonkeyPatch) -> None:
 
 
 def lost_commands_not_taken_back(patch: pytest.MonkeyPatch) -> None:
-    async def missed(self: LinkWatch, link: Link) -> None:
+    async def missed(self: BrokerWatch, link: BrokerStatus) -> None:
         return
 
-    patch.setattr(LinkWatch, "_missed", missed)
+    patch.setattr(BrokerWatch, "_missed", missed)
 
 
 def lost_memory_not_noticed(patch: pytest.MonkeyPatch) -> None:
-    async def look(self: LinkWatch, name: str) -> None:
+    async def look(self: BrokerWatch, name: str) -> None:
         return
 
-    patch.setattr(LinkWatch, "_look_after_loss", look)
+    patch.setattr(BrokerWatch, "_look_after_loss", look)
 
 
 def a_loss_that_is_not_told_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
-    async def look(self: _Memory) -> None:
+    async def look(self: _BrokerMark) -> None:
         return
 
-    patch.setattr(_Memory, "look", look)
+    patch.setattr(_BrokerMark, "look", look)
 
 
 def the_preferred_broker_alone_is_used(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(FailoverBroker, "_up", lambda self: [branch for branch in self._branches[:1] if branch.is_up])
+    patch.setattr(FailoverBroker, "_up", lambda self: [member for member in self._members[:1] if member.is_up])
 
 
 def a_lost_broker_is_never_asked_again(patch: pytest.MonkeyPatch) -> None:
     real = FailoverBroker._is_well
 
-    async def is_well(self: FailoverBroker, branch: Branch) -> bool:
-        return branch.is_up and await real(self, branch)
+    async def is_well(self: FailoverBroker, member: Member) -> bool:
+        return member.is_up and await real(self, member)
 
     patch.setattr(FailoverBroker, "_is_well", is_well)
 
 
 def the_wrong_broker_is_noted(patch: pytest.MonkeyPatch) -> None:
-    real = offers.Outcome.took
+    real = Routing.receipts
 
-    def took(self: offers.Outcome, places: Sequence[int], vias: Sequence[str | None]) -> None:
-        real(self, places, [via and "simulated-1" for via in vias])
+    def receipts(self: Routing, *args: Any) -> list[Receipt]:
+        return [one if one.broker is None else Receipt("simulated-1") for one in real(self, *args)]
 
-    patch.setattr(offers.Outcome, "took", took)
+    patch.setattr(Routing, "receipts", receipts)
 
 
 def another_attempt_taken_for_a_repeat(patch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ def the_results_are_left_out(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_delivery_is_given_up_at_its_first_failure(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Courier, "_may_come_through", lambda self, channel, attempt, error: False)
+    patch.setattr(Deliveries, "_may_come_through", lambda self, channel, attempt, error: False)
 
 
 def dead_letters_are_noted_as_sent_and_are_not(patch: pytest.MonkeyPatch) -> None:
@@ -233,12 +233,12 @@ def dead_letters_are_noted_as_sent_and_are_not(patch: pytest.MonkeyPatch) -> Non
 
 
 def the_prefetch_is_unbounded(patch: pytest.MonkeyPatch) -> None:
-    async def subscribe(self: OwnQueues, queue: str) -> Consumer:
+    async def subscribe(self: EngineConsumers, queue: str) -> Consumer:
         consumer = await self._broker.consume(queue, prefetch=10**9)
         self._keep(queue, consumer)
         return consumer
 
-    patch.setattr(OwnQueues, "_subscribe", subscribe)
+    patch.setattr(EngineConsumers, "_subscribe", subscribe)
 
 
 # And the law that each of them breaks.
@@ -333,7 +333,7 @@ def _seeds(plant: Plant) -> list[int]:
     return sorted(range(MOST_SEEDS), key=lambda seed: seed != SEEN_AT.get(plant))
 
 
-def _is_broken(law: int, outcomes: Iterator[Outcome]) -> bool:
+def _is_broken(law: int, outcomes: Iterator[SeedOutcome]) -> bool:
     return any(one.law == law for outcome in outcomes for one in outcome.violations)
 
 

@@ -11,7 +11,7 @@ from oraculo.testing.simulation import campaign, rehearsal
 from oraculo.testing.simulation.campaign import run_seeds
 from oraculo.testing.simulation.faults import Faults
 from oraculo.testing.simulation.rehearsal import longest_path, rehearse
-from oraculo.testing.simulation.running import Outcome, run_seed
+from oraculo.testing.simulation.running import SeedOutcome, run_seed
 from oraculo.testing.simulation.scenario import Scenario, StandIn
 from oraculo.testing.simulation.shrinking import shrink, story
 from tests.simulation.test_planted_bugs import delivered_under_two_versions, no_resend
@@ -87,11 +87,11 @@ def test_a_deadline_that_other_steps_needed_longer_than_is_tight_though_messages
 
 
 @pytest.fixture
-def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[Outcome]:
+def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[SeedOutcome]:
     """Of the seeds of the rehearsals to come."""
-    seen: list[Outcome] = []
+    seen: list[SeedOutcome] = []
 
-    def noting(seed: int, faults: Faults, scenario: Scenario) -> Outcome:
+    def noting(seed: int, faults: Faults, scenario: Scenario) -> SeedOutcome:
         seen.append(run_seed(seed, faults, scenario))
         return seen[-1]
 
@@ -99,7 +99,7 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[Outcome]:
     return seen
 
 
-def test_progress_and_answers_that_come_too_late_are_not_waited_for(outcomes: list[Outcome]) -> None:
+def test_progress_and_answers_that_come_too_late_are_not_waited_for(outcomes: list[SeedOutcome]) -> None:
     short = parse_pipeline({"name": "p", "timeout": 2, "steps": [{"type": "a"}]})
     [deadline] = rehearse(short, {}, StandIn(5000.0, 0.0), Faults(drop=0.4), range(20)).tight
     without_command = ["a message to a is lost" in " ".join(outcome.told) for outcome in outcomes]
@@ -108,7 +108,7 @@ def test_progress_and_answers_that_come_too_late_are_not_waited_for(outcomes: li
     assert (deadline.met, deadline.in_vain) == (20, sum(without_command))
 
 
-def test_each_destination_beyond_a_bridge_has_a_stand_in_of_its_own(outcomes: list[Outcome]) -> None:
+def test_each_destination_beyond_a_bridge_has_a_stand_in_of_its_own(outcomes: list[SeedOutcome]) -> None:
     places = ["celery://a", "celery://b?queue=high", "bullmq://a", "celery://a?send=payload", "fila"]
     steps = [{"id": str(number), "queue": place} for number, place in enumerate(places)]
     found = rehearse(parse_pipeline({"name": "p", "steps": steps}), {}, USUAL, Faults(), [0])

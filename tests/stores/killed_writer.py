@@ -19,7 +19,8 @@ from pathlib import Path
 
 from oraculo.core.events import Answered, Progressed, Sent
 from oraculo.core.run import Changes, Run, RunHead
-from oraculo.ports.store import Outcome, RunQuery, Snapshot, Store
+from oraculo.ports.browse import RunQuery
+from oraculo.ports.store import CreationOutcome, Snapshot, Store
 from oraculo.testing.checkers import check_run
 from oraculo.testing.store_runs import NOW, OK, changed, creation, make_run, revived, unsent_pages
 from tests.stores.started import started
@@ -177,7 +178,7 @@ async def _write_for_ever(store: Store, name: str) -> None:
     for number in count():
         runs = [_new_run(f"{name}-{number}-{each}") for each in range(random.randrange(1, 5))]
         committed = await store.commit([creation(run, key=run.id) for run in runs], [])
-        assert {created.outcome for created in committed.created} == {Outcome.CREATED}
+        assert {created.outcome for created in committed.created} == {CreationOutcome.CREATED}
         _confirm(runs)
         while runs[0].is_open:
             committed = await store.commit([], [_next_change(run) for run in runs])

@@ -14,7 +14,7 @@ import redis
 
 from oraculo.core.run import RunStatus
 from oraculo.errors import StoreUnavailable
-from oraculo.ports.store import RunQuery
+from oraculo.ports.browse import RunQuery
 from oraculo.stores.redis import RedisStore
 from oraculo.testing.store_runs import NOW, ids_of, load, unsent_pages
 from tests.servers.fleet import Fleet

@@ -8,7 +8,8 @@ import pytest
 
 from oraculo.core.events import Answered, Cancelled, Progressed, Repeated, Sent
 from oraculo.core.run import RunStatus
-from oraculo.ports.store import Due, RunQuery, Store
+from oraculo.ports.browse import RunQuery
+from oraculo.ports.store import Due, Store
 from oraculo.stores.mongo import (
     MongoStore,
     changes,

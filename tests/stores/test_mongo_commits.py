@@ -8,7 +8,7 @@ from pymongo.asynchronous.collection import AsyncCollection
 
 from oraculo.core.events import Answered, Progressed, Sent
 from oraculo.errors import StoreUnavailable
-from oraculo.ports.store import Due, Outcome
+from oraculo.ports.store import CreationOutcome, Due
 from oraculo.stores.mongo import changes, creations, housekeeping, reading, writes
 from oraculo.testing.store_runs import (
     NOW,
@@ -56,7 +56,7 @@ async def test_a_creation_that_loses_leaves_no_side_documents(url: str) -> None:
     async with opened(url) as store:
         rivals = [creation(wide_run(f"run-{n}"), key="k") for n in range(6)]
         results = await asyncio.gather(*(store.commit([each], []) for each in rivals))
-        assert [result.created[0].outcome for result in results].count(Outcome.CREATED) == 1
+        assert [result.created[0].outcome for result in results].count(CreationOutcome.CREATED) == 1
         await store._housekeeping.finish()
     async with database(url) as found:
         [run] = await found.orquestracoes.find().to_list()

@@ -16,7 +16,8 @@ from pymongo.errors import (
 
 from oraculo.core.events import Progressed, Sent
 from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
-from oraculo.ports.store import Outcome, RunQuery, Unsent
+from oraculo.ports.browse import RunQuery
+from oraculo.ports.store import CreationOutcome, Unsent
 from oraculo.stores.migrations import Migration
 from oraculo.stores.mongo import MongoStore, layout
 from oraculo.stores.mongo import server as server_module
@@ -115,7 +116,7 @@ async def test_runs_of_one_id_or_key_that_were_created_before_the_drop_was_notic
         await found.client.drop_database(found.name)
         for run_id, key in (("a", "one"), ("a", "other"), ("b", "one")):
             committed = await store.commit([creation(make_run(run_id), key=key, fingerprint=run_id + key)], [])
-            assert committed.created[0].outcome is Outcome.CREATED
+            assert committed.created[0].outcome is CreationOutcome.CREATED
     async with opened(url) as store:
         b, second, first = [head.id for head in (await store.runs(RunQuery())).heads]
         assert (b, first) == ("b", "a")
@@ -123,7 +124,7 @@ async def test_runs_of_one_id_or_key_that_were_created_before_the_drop_was_notic
         assert (await store.load([second]))[second].head.id == second
         again = [creation(make_run("a")), creation(make_run("c"), key="one"), creation(make_run("b"), key="new")]
         outcomes = [created.outcome for created in (await store.commit(again, [])).created]
-        assert outcomes == [Outcome.ID_IN_USE, Outcome.KEY_REUSED, Outcome.ID_IN_USE]
+        assert outcomes == [CreationOutcome.ID_IN_USE, CreationOutcome.KEY_REUSED, CreationOutcome.ID_IN_USE]
 
 
 # -- a server in trouble --------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ import pytest
 
 from oraculo.core.events import Answered, Progressed, Sent
 from oraculo.errors import StoreError
-from oraculo.ports.store import RunQuery, Store
+from oraculo.ports.browse import RunQuery
+from oraculo.ports.store import Store
 from oraculo.stores.postgres import PostgresStore, commits
 from oraculo.stores.postgres import store as store_module
 from oraculo.stores.postgres.connections import QUERIES, Lane

@@ -10,7 +10,7 @@ import pytest
 
 from oraculo.core.events import Progressed, Sent
 from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
-from oraculo.ports.store import RunQuery
+from oraculo.ports.browse import RunQuery
 from oraculo.stores.postgres import PostgresStore
 from oraculo.stores.postgres.faults import translated
 from oraculo.testing.store_runs import assert_stored, change, changed, create, creation, load, make_run, revived

@@ -22,7 +22,8 @@ from oraculo.core.events import (
     Unsendable,
 )
 from oraculo.core.run import Run, RunStatus
-from oraculo.ports.store import RunQuery, Store
+from oraculo.ports.browse import RunQuery
+from oraculo.ports.store import Store
 from oraculo.stores.redis import RedisStore, listing, store
 from oraculo.stores.redis.layout import Layout
 from oraculo.stores.redis.values import update

@@ -13,7 +13,8 @@ import redis
 from oraculo.core.events import Answered, Progressed, Sent
 from oraculo.core.run import Changes, Run
 from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
-from oraculo.ports.store import Outcome, RunQuery
+from oraculo.ports.browse import RunQuery
+from oraculo.ports.store import CreationOutcome
 from oraculo.stores.redis import RedisStore
 from oraculo.testing.checkers import check_store
 from oraculo.testing.store_runs import (
@@ -78,7 +79,7 @@ class Writer:
             except StoreUnavailable:
                 await self._pause()
                 continue
-            assert {each.outcome for each in created} <= {Outcome.CREATED, Outcome.SAME}
+            assert {each.outcome for each in created} <= {CreationOutcome.CREATED, CreationOutcome.SAME}
             self.confirmed |= {run.id: 1 for run in batch}
             return
 
@@ -219,7 +220,7 @@ async def test_an_answer_that_never_comes_leaves_the_fate_of_a_commit_open(break
             proxy.swallows = False
             await until(lambda: is_well(runs))
             [created] = (await runs.commit([first], [])).created
-            assert created.outcome in (Outcome.CREATED, Outcome.SAME)
+            assert created.outcome in (CreationOutcome.CREATED, CreationOutcome.SAME)
             assert (await load(runs, "a")).head.version == 1
             assert len(await runs.history("a")) == 1
 
@@ -311,7 +312,7 @@ async def test_scripts_that_the_server_forgot_are_given_to_it_again(url: str, pl
         run, twin = make_run("a"), make_run("a")
         plain.script_flush()
         created = (await runs.commit([creation(run), creation(twin)], [])).created
-        assert [each.outcome for each in created] == [Outcome.CREATED, Outcome.SAME]
+        assert [each.outcome for each in created] == [CreationOutcome.CREATED, CreationOutcome.SAME]
         plain.script_flush()
         assert len(await runs.unsent(10)) == 3
         await assert_stored(runs, run)
@@ -341,5 +342,5 @@ async def test_a_key_that_is_something_else_stops_a_commit_before_it_begins(
         assert await everything(runs, [run]) == before
         assert await ids_of(runs, RunQuery()) == await ids_of(runs, RunQuery(name="rota")) == ["a"]
         [created] = (await runs.commit([creation(make_run("b"), key="k")], [])).created
-        assert created.outcome is Outcome.CREATED
+        assert created.outcome is CreationOutcome.CREATED
         assert len(await runs.history("b")) == 1

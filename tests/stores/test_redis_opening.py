@@ -11,8 +11,8 @@ from oraculo.brokers.redis_streams import RedisStreamsBroker
 from oraculo.core.events import Cancelled
 from oraculo.core.run import Changes, RunStatus
 from oraculo.errors import InvalidSettings, StoreError, StoreUnavailable
-from oraculo.ports.broker import Outgoing
-from oraculo.ports.store import RunQuery
+from oraculo.ports.broker import Outgoing, publish_all
+from oraculo.ports.browse import RunQuery
 from oraculo.stores.migrations import Migration
 from oraculo.stores.redis import RedisStore, server
 from oraculo.testing.checkers import check_store
@@ -64,7 +64,7 @@ async def test_the_streams_broker_may_use_the_same_database(breakable: Server) -
     async with opened(breakable.url) as runs:
         await create(runs, make_run("a"), make_run("delayed"))
         # A queue with the name of the default namespace, and all that the broker keeps for one.
-        await broker.publish([Outgoing("oraculo", b"1"), Outgoing("oraculo", b"2", reason="dead")])
+        await publish_all(broker, [Outgoing("oraculo", b"1"), Outgoing("oraculo", b"2", reason="dead")])
         consumer = await broker.consume("oraculo", prefetch=1)
         await consumer.retry((await consumer.take(1))[0], 100.0, "later")
         assert [state.queue for state in await broker.queues()] == ["oraculo"]

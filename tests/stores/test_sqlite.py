@@ -13,7 +13,8 @@ import pytest
 from oraculo.core.events import Sent
 from oraculo.core.run import RunStatus
 from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
-from oraculo.ports.store import Outcome, RunQuery, Store
+from oraculo.ports.browse import RunQuery
+from oraculo.ports.store import CreationOutcome, Store
 from oraculo.stores.migrations import Migration
 from oraculo.stores.sql import migrations, named_queries, parse_queries
 from oraculo.stores.sqlite import SqliteStore, connection_threads, connections
@@ -414,7 +415,7 @@ async def test_a_file_that_another_holds_is_unavailable_and_then_available(
         assert await store.load(["a"]) == {}  # reading goes on
         holder.close()
         [created] = (await store.commit([first], [])).created
-        assert created.outcome is Outcome.CREATED
+        assert created.outcome is CreationOutcome.CREATED
 
 
 @pytest.fixture

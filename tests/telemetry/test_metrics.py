@@ -5,7 +5,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from oraculo.core.run import RunStatus
-from oraculo.ports.broker import QueueState
+from oraculo.ports.broker_admin import QueueState
 from oraculo.ports.telemetry import (
     AnswerTaken,
     BatchCommitted,

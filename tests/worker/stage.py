@@ -7,12 +7,14 @@ from typing import Any
 import msgspec
 
 from oraculo.brokers.memory import MemoryBroker, MemoryConsumer
-from oraculo.ports.broker import Delivery, Outgoing
+from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.ports.broker import Delivery, Outgoing, Receipt
 from oraculo.ports.clock import SystemClock
 from oraculo.settings import WorkerSettings
 from oraculo.wire.message import Message, decode_message, encode_message
 from oraculo.wire.timestamps import to_iso
 from oraculo.worker import App, Worker
+from tests.receipts import publish_but
 
 NOW = 1_760_000_000.0
 
@@ -80,14 +82,18 @@ class WatchedBroker(MemoryBroker):
         if self.failures.get(call):
             raise self.failures[call].pop(0)
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         self.fail_if_due("publish")
-        for message in messages:
-            if (error := self.refuses(message)) is not None:
-                raise error
-        link = await super().publish(messages)
-        self.batches.append(list(messages))
-        return link
+        receipts = await publish_but(super().publish, messages, self._refusal)
+        self.batches.append([one for one, receipt in zip(messages, receipts, strict=True) if receipt.error is None])
+        return receipts
+
+    def _refusal(self, message: Outgoing) -> BrokerError | None:
+        """Return why a message is not taken. Raises what concerns the whole broker."""
+        error = self.refuses(message)
+        if error is not None and (not isinstance(error, BrokerError) or isinstance(error, BrokerUnavailable)):
+            raise error
+        return error
 
     async def consume(self, queue: str, *, prefetch: int) -> WatchedConsumer:  # type: ignore[override]
         self.fail_if_due("consume")

@@ -9,13 +9,14 @@ from structlog.testing import capture_logs
 
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.clients.subscription import Backoff
-from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.errors import BrokerError, BrokerUnavailable, QueueFull
 from oraculo.pipeline.retry import RetryPolicy
-from oraculo.ports.broker import ConsumerDoubted, NotTaken, Outgoing
+from oraculo.ports.broker import ConsumerDoubted, Outgoing, Receipt
 from oraculo.settings import BrokerSettings, Settings
 from oraculo.testing.harness import Harness
 from oraculo.wire.timestamps import from_iso
 from oraculo.worker import App, Worker, outbox
+from tests.receipts import publish_but
 from tests.waiting import until
 
 from .stage import NOW, FixedClock, Stage, WatchedBroker
@@ -124,15 +125,16 @@ class FullQueue:
         self.tried = asyncio.Event()
         self.is_full = True
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
-        if any(message.queue == "ruim" for message in messages):
-            raise BrokerError("never")
-        vias = [None if self.is_full and message.queue == "cheia" else "memory" for message in messages]
-        taken = await self._publish([message for message, via in zip(messages, vias, strict=True) if via])
-        if None in vias:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
+        receipts = await publish_but(self._publish, messages, self._fault_of)
+        if any(isinstance(receipt.error, QueueFull) for receipt in receipts):
             self.tried.set()
-            raise NotTaken("no room", vias)
-        return taken
+        return receipts
+
+    def _fault_of(self, message: Outgoing) -> BrokerError | None:
+        if message.queue == "ruim":
+            return BrokerError("never")
+        return QueueFull("no room") if self.is_full and message.queue == "cheia" else None
 
 
 @pytest.fixture
@@ -180,11 +182,11 @@ async def test_a_worker_that_stops_waits_for_room(stage: Stage, monkeypatch: pyt
     publish = stage.broker.publish
     refusals = 0
 
-    async def take_the_third_time(messages: Sequence[Outgoing]) -> Sequence[str]:
+    async def take_the_third_time(messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         nonlocal refusals
         if refusals < 2:
             refusals += 1
-            raise NotTaken("no room", [None] * len(messages))
+            return [Receipt(error=QueueFull("no room"))] * len(messages)
         return await publish(messages)
 
     monkeypatch.setattr(stage.broker, "publish", take_the_third_time)
@@ -382,7 +384,7 @@ async def test_a_command_that_one_of_several_brokers_can_put_nowhere_is_run_once
     monkeypatch.setattr("oraculo.brokers.failover.consumer.RESUBSCRIBE_PAUSE", 0.01)
     app, runs = counting_app()
     stage.broker.refuses = lambda message: BrokerError("no such name") if message.queue == "bad name" else None
-    stage.broker.fail("dead_letter", *[NotTaken("no room")] * 5)
+    stage.broker.fail("dead_letter", *[QueueFull("no room")] * 5)
     async with Worker(app, FailoverBroker([stage.broker])):
         await stage.send("q", **SAME, responder_em="bad name")
         async with asyncio.timeout(5):

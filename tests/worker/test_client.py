@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from oraculo.errors import BrokerUnavailable, Conflict, InvalidInput, InvalidRequest, OraculoError
-from oraculo.ports.broker import Outgoing
+from oraculo.ports.broker import Outgoing, publish_all
 from oraculo.wire.message import Message, encode_message
 from oraculo.worker import Client
 
@@ -200,6 +200,6 @@ async def test_closing_ends_the_waiting_and_the_client_can_be_used_again(stage: 
         await running
     again = asyncio.create_task(client.run(REQUEST, timeout=5, correlation_id="s"))
     await request_of(stage)
-    await stage.broker.publish([Outgoing("replies", ended("s", {}))])
+    await publish_all(stage.broker, [Outgoing("replies", ended("s", {}))])
     assert await again == {}
     await client.close()

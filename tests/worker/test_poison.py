@@ -72,7 +72,7 @@ async def test_after_a_turn_that_took_long_the_next_is_for_twice_as_many(
     waiting = poison.Suspects(0, SystemEntropy(), begun.append)
     delivery = SimpleNamespace(redeliveries=1)
     for _ in range(10):
-        job = SimpleNamespace(receipts=[SimpleNamespace(delivery=delivery)], is_settled=False)
+        job = SimpleNamespace(received=[SimpleNamespace(delivery=delivery)], is_settled=False)
         assert waiting.takes(cast("Job", job))
     seen = []
     while sum(seen) < 10:
@@ -95,7 +95,7 @@ async def test_those_that_arrive_later_have_the_same_chance(monkeypatch: pytest.
     begun: asyncio.Queue[Job] = asyncio.Queue()
     waiting = poison.Suspects(0, Last(), begun.put_nowait)
     delivery = SimpleNamespace(redeliveries=1)
-    jobs = [SimpleNamespace(name=name, receipts=[SimpleNamespace(delivery=delivery)], is_settled=True) for name in "ab"]
+    jobs = [SimpleNamespace(name=name, received=[SimpleNamespace(delivery=delivery)], is_settled=True) for name in "ab"]
     for job in jobs:
         assert waiting.takes(cast("Job", job))
         await quiesce()

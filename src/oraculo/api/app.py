@@ -9,7 +9,7 @@ from oraculo import __version__
 from oraculo.api import asyncapi, docs_page, events, health, pipelines, queues, runs
 from oraculo.api.auth import ApiKeys
 from oraculo.api.bodies import room_for_bodies
-from oraculo.api.context import Context, OnceStarted
+from oraculo.api.context import ApiContext, OnceStarted
 from oraculo.api.doors import Doors
 from oraculo.api.openapi import DESCRIPTION, TITLE, document_of
 from oraculo.api.paths import ExactPaths, HeadAsGet
@@ -48,7 +48,7 @@ def create_app(
     )
     largest = max(settings.limits.request_bytes, settings.limits.payload_bytes)
     replies = room_for_replies(settings.limits.replies_bytes)
-    app.state.context = Context(operations, settings, metrics, room_for_bodies(largest), replies)
+    app.state.context = ApiContext(operations, settings, metrics, room_for_bodies(largest), replies)
     install_problems(app)
     app.include_router(health.router)
     for part in () if only_health else (events, runs, pipelines, queues, asyncapi):

@@ -279,7 +279,7 @@ class _Writer:
             ),
         }
         commands = {f"comandar.{queue}": self._command(queue) for queue in destinations}
-        quarantines = {f"isolar.{queue}": self._quarantine(queue) for queue in (naming.REQUESTS, naming.ANSWERS)}
+        quarantines = {f"isolar.{queue}": self._dead_letters(queue) for queue in (naming.REQUESTS, naming.ANSWERS)}
         return own | commands | quarantines | {f"reenviar.{queue}": self._redrive(queue) for queue in queues}
 
     def _command(self, queue: str) -> Object:
@@ -297,7 +297,7 @@ class _Writer:
             "messages": _message_refs(self._reply_channel, [naming.RUN_ENDED]),
         }
 
-    def _quarantine(self, queue: str) -> Object:
+    def _dead_letters(self, queue: str) -> Object:
         told = f"Sets apart what came on {_code(queue)} and could not be handled, with the reason."
         return self._send(naming.dlq_of(queue), [DEAD_LETTER], told)
 

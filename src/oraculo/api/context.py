@@ -14,7 +14,7 @@ from oraculo.telemetry.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class ApiContext:
     operations: Operations
     settings: Settings
     metrics: Metrics
@@ -22,8 +22,8 @@ class Context:
     replies: Room
 
 
-async def _context(request: Request) -> Context:
-    context: Context = request.app.state.context
+async def _context(request: Request) -> ApiContext:
+    context: ApiContext = request.app.state.context
     return context
 
 
@@ -41,7 +41,7 @@ async def _expect_started(request: Request) -> None:
     await (await _operations(request)).expect_started()
 
 
-Shared = Annotated[Context, Depends(_context)]
+Shared = Annotated[ApiContext, Depends(_context)]
 Door = Annotated[Operations, Depends(_operations)]
 NotForWebhooks = Depends(_no_webhook)
 OnceStarted = Depends(_expect_started)

@@ -14,7 +14,7 @@ from oraculo.api.replies import json_reply
 from oraculo.core.run import RunStatus
 from oraculo.engine.operations import Operations
 from oraculo.errors import OraculoError
-from oraculo.ports.broker import QueueState
+from oraculo.ports.broker_admin import QueueState
 from oraculo.telemetry.metrics import Metrics
 
 router = APIRouter(tags=["saude"], default_response_class=Response)

@@ -28,12 +28,12 @@ from oraculo.errors import (
     ObjectsUnavailable,
     OraculoError,
     PayloadTooLarge,
+    QueueUnavailable,
     StoreUnavailable,
     TooManyNewQueues,
     WrittenByNewer,
 )
 from oraculo.pipeline.definition import MAX_FAULTS
-from oraculo.ports.broker import NotTaken
 from oraculo.wire import naming
 
 PROBLEM_JSON = "application/problem+json"
@@ -54,7 +54,7 @@ _KINDS: Sequence[tuple[type[Exception], int, str, str]] = (
     (TooManyNewQueues, 429, "too-many-new-queues", "A minute brought as many new queues as it may"),
     (WrittenByNewer, 503, "written-by-newer", "A newer ORÁCULO wrote it"),
     (StoreUnavailable, 503, "store-unavailable", "The store cannot be reached now"),
-    (NotTaken, 503, "broker-unavailable", "The broker did not take it now: a queue is full, or does not work"),
+    (QueueUnavailable, 503, "broker-unavailable", "The broker did not take it now: a queue is full, or does not work"),
     (BrokerUnavailable, 503, "broker-unavailable", "The broker cannot be reached now"),
     (BrokerError, 502, "broker-refused", "The broker refused"),
     (ObjectsUnavailable, 503, "objects-unavailable", "The object store cannot be reached now"),

@@ -19,7 +19,8 @@ from oraculo.core.refusals import Refusals
 from oraculo.core.type_faults import type_faults
 from oraculo.engine.operations import Operations
 from oraculo.errors import Fault, InvalidInput, InvalidJson, InvalidRequest, NotFound
-from oraculo.ports.broker import DeadLetter, Link, NotAnId, QueueState
+from oraculo.ports.broker import BrokerStatus
+from oraculo.ports.broker_admin import DeadLetter, NotAnId, QueueState
 from oraculo.wire import naming
 from oraculo.wire.json_guard import HANDED_ON_DEPTH, UNREADABLE, is_too_deep, json_fault
 from oraculo.wire.message import correlation_id_at_start, in_our_words, with_nearest
@@ -42,7 +43,7 @@ async def list_queues(operations: Door) -> Response:
     return json_reply({"filas": queues, "brokers": [_broker_view(link) for link in operations.brokers()]})
 
 
-def _broker_view(link: Link) -> dict[str, Any]:
+def _broker_view(link: BrokerStatus) -> dict[str, Any]:
     return {"nome": link.name, "ok": link.trouble is None, "problema": link.trouble, "filas_surdas": link.deaf}
 
 

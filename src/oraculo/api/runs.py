@@ -29,7 +29,7 @@ from oraculo.api.problems import FieldConflict
 from oraculo.api.replies import encoded_reply, json_reply
 from oraculo.core.views import accepted_view, head_view
 from oraculo.errors import Conflict, IdempotencyKeyReused
-from oraculo.ports.store import RunQuery
+from oraculo.ports.browse import RunQuery
 from oraculo.wire.timestamps import from_iso
 
 router = APIRouter(tags=["orquestracoes"], default_response_class=Response)

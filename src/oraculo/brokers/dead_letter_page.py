@@ -4,10 +4,10 @@ from collections.abc import Iterable
 
 import msgspec
 
-from oraculo.ports.broker import LETTER_BODY_BYTES, LETTER_PAGE_BYTES, DeadLetter
+from oraculo.ports.broker_admin import LETTER_BODY_BYTES, LETTER_PAGE_BYTES, DeadLetter
 
 
-class LetterPage:
+class DeadLetterPage:
     """The letters that `Broker.dead_letters` returns. At most `limit`, and none behind the one that fills the page."""
 
     def __init__(self, limit: int) -> None:

@@ -5,7 +5,7 @@ canary is published, a message that every such consumer knows and takes for itse
 who would not know it: there, messages that wait while the consumer has room and hears nothing are the evidence.
 
 A deaf consumer is closed and its `take` raises, so that whoever owns it subscribes again; until that one has heard
-something, or there is nothing to hear, `links()` tells of the queue. Where the canary went to somebody else nothing is
+something, or there is nothing to hear, `statuses()` names the queue. Where the canary went to somebody else nothing is
 proven either way, and after a few such rounds the consumer is made again without alarm: that costs little. Its `take`
 raises ConsumerDoubted then; but not where what is gone is held each time, or no other reads the queue, for then it may
 be this one that swallows it: what that one holds RabbitMQ does not tell.
@@ -21,16 +21,16 @@ import structlog
 
 from oraculo.errors import BrokerUnavailable
 from oraculo.ports.broker import (
-    Broker,
+    BrokerStatus,
     Capabilities,
     Consumer,
     ConsumerDoubted,
-    DeadLetter,
     Delivery,
-    Link,
     Outgoing,
-    QueueState,
+    Receipt,
+    publish_all,
 )
+from oraculo.ports.broker_admin import DeadLetter, FullBroker, QueueState
 from oraculo.ports.clock import Clock
 from oraculo.ports.telemetry import ConsumerRebuilt, Telemetry
 
@@ -46,13 +46,13 @@ _KEPT = 300.0  # seconds that a canary which nobody takes may stay
 _log = structlog.get_logger("oraculo.brokers.liveness")
 
 
-class VigilantBroker:
+class LivenessBroker:
     """`own_queues`: those that nobody but the orchestrator reads. `silence`: seconds without a message after which a
     consumer has to prove itself."""
 
     def __init__(
         self,
-        broker: Broker,
+        broker: FullBroker,
         clock: Clock,
         telemetry: Telemetry,
         *,
@@ -67,7 +67,7 @@ class VigilantBroker:
         self._silence = silence
         self._patience = patience
         self._deaf: dict[str, str | None] = {}  # queues, and why they are paused if they are
-        self._consumers: set[VigilantConsumer] = set()
+        self._consumers: set[LivenessConsumer] = set()
 
     @property
     def name(self) -> str:
@@ -77,11 +77,13 @@ class VigilantBroker:
     def capabilities(self) -> Capabilities:
         return self._broker.capabilities
 
-    def links(self) -> Sequence[Link]:
+    def statuses(self) -> Sequence[BrokerStatus]:
         paused = tuple((queue, why) for queue, why in self._deaf.items() if why is not None)
-        return [msgspec.structs.replace(link, deaf=tuple(self._deaf), paused=paused) for link in self._broker.links()]
+        return [
+            msgspec.structs.replace(link, deaf=tuple(self._deaf), paused=paused) for link in self._broker.statuses()
+        ]
 
-    def behind(self) -> Sequence[Broker]:
+    def behind(self) -> Sequence[FullBroker]:
         return [self]
 
     async def start(self) -> None:
@@ -90,12 +92,12 @@ class VigilantBroker:
     async def declare(self, queues: Sequence[str]) -> None:
         await self._broker.declare(queues)
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         return await self._broker.publish(messages)
 
-    async def consume(self, queue: str, *, prefetch: int) -> "VigilantConsumer":
+    async def consume(self, queue: str, *, prefetch: int) -> "LivenessConsumer":
         inner = await self._broker.consume(queue, prefetch=prefetch)
-        consumer = VigilantConsumer(self, inner, queue, prefetch)
+        consumer = LivenessConsumer(self, inner, queue, prefetch)
         self._consumers.add(consumer)
         return consumer
 
@@ -134,7 +136,7 @@ class VigilantBroker:
 
     # -- for its consumers ----------------------------------------------------------------------------------------
 
-    async def watch(self, consumer: "VigilantConsumer") -> BrokerUnavailable:
+    async def watch(self, consumer: "LivenessConsumer") -> BrokerUnavailable:
         """Returns when the consumer is to be made again: what its owner is told."""
         unproven: list[_Unheard] = []
         while True:
@@ -157,20 +159,20 @@ class VigilantBroker:
                 if len(unproven) >= UNPROVEN_ROUNDS:
                     return self._end_of(consumer, unproven)
 
-    def _end_of(self, consumer: "VigilantConsumer", unproven: Sequence["_Unheard"]) -> BrokerUnavailable:
+    def _end_of(self, consumer: "LivenessConsumer", unproven: Sequence["_Unheard"]) -> BrokerUnavailable:
         if all(unheard.is_held for unheard in unproven):
             return _deaf(consumer)
         why = "others took what it should have heard"
         _log.debug("a consumer is made again to be sure", broker=self.name, queue=consumer.queue, reason=why)
         return ConsumerDoubted(f"the consumer of {consumer.queue} is made again to be sure: {why}")
 
-    async def _prove(self, consumer: "VigilantConsumer") -> "_Unheard | None":
+    async def _prove(self, consumer: "LivenessConsumer") -> "_Unheard | None":
         """None: it hears, or there is nothing to hear."""
         consumer.listen()
         is_own = consumer.queue in self._own_queues
         if is_own:
             expires_at = self._clock.now() + _KEPT
-            await self._broker.publish([Outgoing(consumer.queue, CANARY, expires_at=expires_at)])
+            await publish_all(self._broker, [Outgoing(consumer.queue, CANARY, expires_at=expires_at)])
         elif not _waiting(await self._broker.queues([consumer.queue])):
             self._deaf.pop(consumer.queue, None)  # another has what was missed: it may be long until this one can hear
             return None
@@ -182,10 +184,10 @@ class VigilantBroker:
         is_held = is_own and any(state.unacked or state.consumers == 1 for state in states)
         return _Unheard(_waiting(states), is_held, next((state.paused for state in states), None))
 
-    def heard(self, consumer: "VigilantConsumer") -> None:
+    def heard(self, consumer: "LivenessConsumer") -> None:
         self._deaf.pop(consumer.queue, None)
 
-    def forget(self, consumer: "VigilantConsumer") -> None:
+    def forget(self, consumer: "LivenessConsumer") -> None:
         self._consumers.discard(consumer)
 
 
@@ -201,12 +203,12 @@ def _waiting(states: Sequence[QueueState]) -> int:
     return sum(state.ready - state.delayed for state in states)
 
 
-def _deaf(consumer: "VigilantConsumer") -> BrokerUnavailable:
+def _deaf(consumer: "LivenessConsumer") -> BrokerUnavailable:
     return BrokerUnavailable(f"the consumer of {consumer.queue} heard nothing and is made again")
 
 
-class VigilantConsumer:
-    def __init__(self, vigil: VigilantBroker, inner: Consumer, queue: str, prefetch: int) -> None:
+class LivenessConsumer:
+    def __init__(self, vigil: LivenessBroker, inner: Consumer, queue: str, prefetch: int) -> None:
         self.queue = queue
         self._vigil = vigil
         self._inner = inner

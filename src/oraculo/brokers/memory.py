@@ -17,21 +17,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import takewhile
 from math import inf
 
-from oraculo.brokers.dead_letter_page import LetterPage
-from oraculo.brokers.memory_queues import Budget, Lanes, Message, Quarantine, Queue
-from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import (
-    NO_REASON,
-    Broker,
-    Capabilities,
-    DeadLetter,
-    Delivery,
-    Link,
-    NotAnId,
-    NotTaken,
-    Outgoing,
-    QueueState,
-)
+from oraculo.brokers.dead_letter_page import DeadLetterPage
+from oraculo.brokers.memory_queues import Budget, DeadLetterStock, Lanes, Queue, StoredMessage
+from oraculo.errors import BrokerError, BrokerUnavailable, QueueFull
+from oraculo.ports.broker import NO_REASON, BrokerStatus, Capabilities, Delivery, Outgoing, Receipt
+from oraculo.ports.broker_admin import DeadLetter, FullBroker, NotAnId, QueueState
 from oraculo.ports.clock import Clock
 from oraculo.wire.naming import dlq_name, dlq_of, is_dlq, source_name
 
@@ -79,10 +69,10 @@ class _Depot:
         """The dead-letter queue of `name`; a dead-letter queue is its own."""
         return self.queue(dlq_name(name))
 
-    def letters(self, name: str) -> Quarantine | None:
+    def letters(self, name: str) -> DeadLetterStock | None:
         """The dead letters of `name`, where there is a place for them."""
         queue = self.queues.get(dlq_name(name))
-        return queue.stock if queue and isinstance(queue.stock, Quarantine) else None
+        return queue.stock if queue and isinstance(queue.stock, DeadLetterStock) else None
 
     def declare(self, name: str) -> None:
         dlq = self.quarantine(name)
@@ -115,7 +105,7 @@ class _Depot:
     def _new_queue(self, name: str) -> Queue:
         if is_dlq(name):
             self.queue(source_name(name))  # dead letters are shown with their queue, so there is one
-            self.queues[name] = Queue(name, Quarantine(), self.dead)
+            self.queues[name] = Queue(name, DeadLetterStock(), self.dead)
         else:
             self.queues[name] = Queue(name, Lanes(), self.work)
         return self.queues[name]
@@ -130,14 +120,14 @@ class _Depot:
                 queue.wake()
         return [queue is not None for queue in queues]
 
-    def pull(self, queue: Queue, count: int) -> list[Message]:
+    def pull(self, queue: Queue, count: int) -> list[StoredMessage]:
         """The next messages that somebody still needs."""
         messages, expired = queue.stock.pull(count, self.clock.now())
         if expired:
             self._expire(queue, expired)
         return messages
 
-    def bury(self, queue: Queue, message: Message, reason: str) -> None:
+    def bury(self, queue: Queue, message: StoredMessage, reason: str) -> None:
         """Moves it to the dead letters of `queue`; raises, and leaves it where it is, when they have no room."""
         more = len(message.body) + len(reason) + MESSAGE_OVERHEAD
         if queue.budget is self.dead:
@@ -151,8 +141,8 @@ class _Depot:
         grave.weigh(message.cost)
         grave.wake()
 
-    def revive(self, name: str, letters: Quarantine, ids: Iterable[int] | None) -> int:
-        """Moves dead letters to the end of their queue, as if never delivered. Raises NotTaken when some had no room:
+    def revive(self, name: str, letters: DeadLetterStock, ids: Iterable[int] | None) -> int:
+        """Moves dead letters to the end of their queue, as if never delivered. Raises QueueFull when some had no room:
         these stay."""
         found, source = letters.find(ids), source_name(name)
         moved = [letter for letter in found if self._put_if_it_fits(source, self._revived(letter))]
@@ -160,14 +150,14 @@ class _Depot:
         self.queue(source).wake()
         self.tidy(name)
         if left := len(found) - len(moved):
-            raise NotTaken(self.refusal([source] * left, len(found)))
+            raise QueueFull(self.refusal([source] * left, len(found)))
         return len(moved)
 
-    def discard(self, name: str, letters: Quarantine, found: Sequence[Message]) -> None:
+    def discard(self, name: str, letters: DeadLetterStock, found: Sequence[StoredMessage]) -> None:
         letters.remove(found)
         self.forget(self.quarantine(name), found)
 
-    def give_back(self, queue: Queue, messages: Sequence[Message], reason: str, delay: float = 0.0) -> None:
+    def give_back(self, queue: Queue, messages: Sequence[StoredMessage], reason: str, delay: float = 0.0) -> None:
         """Lets them be delivered again, and buries those that were delivered too often. The caller wakes the queue."""
         if queue.budget is not self.dead:  # a dead letter keeps its count and has nowhere else to go
             messages = [message for message in messages if not self._is_buried(queue, message, reason)]
@@ -177,10 +167,10 @@ class _Depot:
         for message in messages:
             queue.delay(message, delay)
 
-    def forget(self, queue: Queue, messages: Iterable[Message]) -> None:
+    def forget(self, queue: Queue, messages: Iterable[StoredMessage]) -> None:
         queue.weigh(-sum([message.cost for message in messages]))
 
-    def _is_buried(self, queue: Queue, message: Message, reason: str) -> bool:
+    def _is_buried(self, queue: Queue, message: StoredMessage, reason: str) -> bool:
         """Whether that was its last delivery; where the quarantine is full, it has one more."""
         if message.redeliveries + 1 >= self.delivery_limit:
             try:
@@ -201,7 +191,7 @@ class _Depot:
             self._entomb(message, reason or NO_REASON)
         return self._put_if_it_fits(name, message)
 
-    def _put_if_it_fits(self, name: str, message: Message) -> Queue | None:
+    def _put_if_it_fits(self, name: str, message: StoredMessage) -> Queue | None:
         cost = message.cost
         queue = self._with_room(name, cost)
         if queue is not None:
@@ -210,14 +200,14 @@ class _Depot:
             queue.budget.held += cost
         return queue
 
-    def _message(self, body: bytes, priority: int, expires_at: float) -> Message:
+    def _message(self, body: bytes, priority: int, expires_at: float) -> StoredMessage:
         self._sequence += 1
-        return Message(self._sequence, body, priority, len(body) + MESSAGE_OVERHEAD, expires_at)
+        return StoredMessage(self._sequence, body, priority, len(body) + MESSAGE_OVERHEAD, expires_at)
 
-    def _revived(self, letter: Message) -> Message:
+    def _revived(self, letter: StoredMessage) -> StoredMessage:
         return self._message(letter.body, letter.priority, inf)
 
-    def _entomb(self, message: Message, reason: str) -> None:
+    def _entomb(self, message: StoredMessage, reason: str) -> None:
         self._sequence += 1
         message.sequence, message.reason, message.died_at = self._sequence, reason, self.clock.now()
         message.cost = len(message.body) + len(reason) + MESSAGE_OVERHEAD
@@ -266,7 +256,7 @@ class _Depot:
             return held <= budget.limit // 2
         return queue.held + cost <= budget.limit - held
 
-    def _expire(self, queue: Queue, messages: Sequence[Message]) -> None:
+    def _expire(self, queue: Queue, messages: Sequence[StoredMessage]) -> None:
         self.forget(queue, messages)
         self.expired += len(messages)
 
@@ -316,7 +306,7 @@ class MemoryConsumer:
         self._queue = queue
         self._prefetch = prefetch
         self._lease = lease
-        self._out: dict[int | str, Message] = {}  # by token; the lease that ends first stands first
+        self._out: dict[int | str, StoredMessage] = {}  # by token; the lease that ends first stands first
         self._handed = 0  # messages since the event loop last had a turn
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -418,7 +408,7 @@ class MemoryConsumer:
             return []
         return self._hand_out(self._depot.pull(queue, count))
 
-    def _hand_out(self, messages: Sequence[Message]) -> list[Delivery]:
+    def _hand_out(self, messages: Sequence[StoredMessage]) -> list[Delivery]:
         name, first = self._queue.name, self._depot.tokens + 1
         self._depot.tokens += len(messages)
         self._handed += len(messages)
@@ -429,11 +419,11 @@ class MemoryConsumer:
             Delivery(name, message.body, token, message.redeliveries) for token, message in enumerate(messages, first)
         ]
 
-    def _settle(self, delivery: Delivery) -> Message | None:
+    def _settle(self, delivery: Delivery) -> StoredMessage | None:
         """The message, which is no longer this consumer's; None when it was settled or redelivered before."""
         return self._out.pop(delivery.token, None)
 
-    def _start_leases(self, messages: Sequence[Message], lease: float) -> None:
+    def _start_leases(self, messages: Sequence[StoredMessage], lease: float) -> None:
         ends = asyncio.get_running_loop().time() + lease
         for message in messages:
             message.lease_ends = ends
@@ -492,23 +482,24 @@ class MemoryBroker:
         for queue in queues:
             depot.declare(queue)
 
-    def links(self) -> Sequence[Link]:
-        return [Link(self.name, None if self._depot is not None else _CLOSED)]
+    def statuses(self) -> Sequence[BrokerStatus]:
+        return [BrokerStatus(self.name, None if self._depot is not None else _CLOSED)]
 
-    def behind(self) -> Sequence[Broker]:
+    def behind(self) -> Sequence[FullBroker]:
         return [self]
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
-        """Takes what there is room for, and raises NotTaken when that is not all."""
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         depot = self._open()
         for priority in {message.priority for message in messages}:
             if not 0 <= priority <= HIGHEST_PRIORITY:
                 raise BrokerError(f"priority: must be 0 to {HIGHEST_PRIORITY}, got {priority}")
         taken = depot.admit(messages)
+        here = Receipt(self.name)
         if all(taken):
-            return [self.name] * len(messages)
+            return [here] * len(messages)
         left = [_resting_place(message) for message, is_in in zip(messages, taken, strict=True) if not is_in]
-        raise NotTaken(depot.refusal(left, len(messages)), [self.name if is_in else None for is_in in taken])
+        full = Receipt(error=QueueFull(depot.refusal(left, len(messages))))
+        return [here if is_in else full for is_in in taken]
 
     async def consume(self, queue: str, *, prefetch: int) -> MemoryConsumer:
         if prefetch < 1:
@@ -526,7 +517,7 @@ class MemoryBroker:
         if after is not None and not _number(after):
             raise NotAnId(after)
         letters, source = self._open().letters(queue), source_name(queue)
-        page = LetterPage(limit)
+        page = DeadLetterPage(limit)
         page.fill(_shown_letter(source, one) for one in (letters.peek(limit, _number(after or "")) if letters else ()))
         return page.letters
 
@@ -538,7 +529,7 @@ class MemoryBroker:
             see(_shown_letter(source, letter))
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
-        """Moves what there is room for, and raises NotTaken when that is not all."""
+        """Moves what there is room for, and raises QueueFull when that is not all."""
         depot = self._open()
         letters = depot.letters(queue)
         return depot.revive(queue, letters, None if ids is None else map(_number, ids)) if letters else 0
@@ -598,6 +589,6 @@ def _number(letter_id: str) -> int:
     return int(letter_id) if is_number else 0
 
 
-def _shown_letter(queue: str, letter: Message) -> DeadLetter:
+def _shown_letter(queue: str, letter: StoredMessage) -> DeadLetter:
     reason = letter.reason or NO_REASON
     return DeadLetter(str(letter.sequence), queue, letter.body, reason, letter.died_at, letter.redeliveries)

@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 
-class Message(msgspec.Struct, order=True, gc=False):
+class StoredMessage(msgspec.Struct, order=True, gc=False):
     """What a queue holds. Sorted by its sequence, which no two messages share."""
 
     sequence: int
@@ -66,10 +66,10 @@ class _Lane:
     __slots__ = ("fresh", "returned")
 
     def __init__(self) -> None:
-        self.fresh: deque[Message] = deque()
-        self.returned: list[Message] = []
+        self.fresh: deque[StoredMessage] = deque()
+        self.returned: list[StoredMessage] = []
 
-    def pull(self, count: int) -> list[Message]:
+    def pull(self, count: int) -> list[StoredMessage]:
         pulled = [heapq.heappop(self.returned) for _ in range(min(count, len(self.returned)))]
         count -= len(pulled)
         if count >= len(self.fresh):
@@ -79,7 +79,7 @@ class _Lane:
             pulled += [self.fresh.popleft() for _ in range(count)]
         return pulled
 
-    def all(self) -> list[Message]:
+    def all(self) -> list[StoredMessage]:
         return [*self.returned, *self.fresh]
 
     def drop_expired(self, now: float) -> None:
@@ -101,22 +101,22 @@ class Lanes:
     def __len__(self) -> int:
         return self._size
 
-    def put(self, message: Message) -> None:
+    def put(self, message: StoredMessage) -> None:
         self._lane(message.priority).fresh.append(message)
         self._size += 1
         if message.expires_at < self._soonest:
             self._soonest = message.expires_at
 
-    def put_back(self, messages: Sequence[Message]) -> None:
+    def put_back(self, messages: Sequence[StoredMessage]) -> None:
         for message in messages:
             heapq.heappush(self._lane(message.priority).returned, message)
             self._soonest = min(self._soonest, message.expires_at)
         self._size += len(messages)
 
-    def pull(self, count: int, now: float) -> tuple[list[Message], list[Message]]:
+    def pull(self, count: int, now: float) -> tuple[list[StoredMessage], list[StoredMessage]]:
         """The next ones, and those that expired before their turn came: these are out too."""
-        live: list[Message] = []
-        expired: list[Message] = []
+        live: list[StoredMessage] = []
+        expired: list[StoredMessage] = []
         while self._size and len(live) < count:
             pulled = self._pull(count - len(live))
             alive = [message for message in pulled if message.expires_at > now]
@@ -125,7 +125,7 @@ class Lanes:
             live += alive
         return live, expired
 
-    def pull_expired(self, now: float) -> list[Message]:
+    def pull_expired(self, now: float) -> list[StoredMessage]:
         """Every expired one, wherever it stands. Costs nothing when there can be none."""
         if now < self._soonest:
             return []
@@ -138,8 +138,8 @@ class Lanes:
                 lane.drop_expired(now)
         return expired
 
-    def _pull(self, count: int) -> list[Message]:
-        pulled: list[Message] = []
+    def _pull(self, count: int) -> list[StoredMessage]:
+        pulled: list[StoredMessage] = []
         for lane in self._lanes.values():
             pulled += lane.pull(count - len(pulled))
             if len(pulled) == count:
@@ -156,7 +156,7 @@ class Lanes:
         return lane
 
 
-class Quarantine:
+class DeadLetterStock:
     """The stock of a dead-letter queue: oldest first, and each found by its number. Nothing in it expires.
 
     `_order` is sorted. What stands before `_head` was pulled; a number whose letter is gone is passed over, and the
@@ -166,19 +166,19 @@ class Quarantine:
     __slots__ = ("_head", "_letters", "_order")
 
     def __init__(self) -> None:
-        self._letters: dict[int, Message] = {}
+        self._letters: dict[int, StoredMessage] = {}
         self._order: list[int] = []
         self._head = 0
 
     def __len__(self) -> int:
         return len(self._letters)
 
-    def put(self, message: Message) -> None:
+    def put(self, message: StoredMessage) -> None:
         """A new letter: its number is the highest."""
         self._letters[message.sequence] = message
         self._order.append(message.sequence)
 
-    def put_back(self, messages: Sequence[Message]) -> None:
+    def put_back(self, messages: Sequence[StoredMessage]) -> None:
         """Letters that were pulled."""
         for message in sorted(messages, reverse=True):
             number = message.sequence
@@ -189,8 +189,8 @@ class Quarantine:
             else:
                 insort(self._order, number, lo=self._head)
 
-    def pull(self, count: int, now: float) -> tuple[list[Message], list[Message]]:
-        pulled: list[Message] = []
+    def pull(self, count: int, now: float) -> tuple[list[StoredMessage], list[StoredMessage]]:
+        pulled: list[StoredMessage] = []
         while self._letters and len(pulled) < count:
             letter = self._letters.pop(self._order[self._head], None)
             self._head += 1
@@ -199,11 +199,11 @@ class Quarantine:
         self._compact()
         return pulled, []
 
-    def pull_expired(self, now: float) -> list[Message]:
+    def pull_expired(self, now: float) -> list[StoredMessage]:
         return []
 
-    def peek(self, limit: int, after: int) -> list[Message]:
-        order, letters, found = self._order, self._letters, list[Message]()
+    def peek(self, limit: int, after: int) -> list[StoredMessage]:
+        order, letters, found = self._order, self._letters, list[StoredMessage]()
         for place in range(bisect_right(order, after, lo=self._head), len(order)):
             if len(found) >= limit:
                 break
@@ -212,13 +212,13 @@ class Quarantine:
                 found.append(letter)
         return found
 
-    def find(self, numbers: Iterable[int] | None) -> list[Message]:
+    def find(self, numbers: Iterable[int] | None) -> list[StoredMessage]:
         """All, or those there are of the numbers, each once and in the order asked for."""
         if numbers is None:
             return self.peek(len(self._letters), 0)
         return [self._letters[number] for number in dict.fromkeys(numbers) if number in self._letters]
 
-    def remove(self, letters: Iterable[Message]) -> None:
+    def remove(self, letters: Iterable[StoredMessage]) -> None:
         for letter in letters:
             del self._letters[letter.sequence]
         self._compact()
@@ -232,7 +232,7 @@ class Quarantine:
 class Queue:
     """A stock of messages, those that wait for their delay, and the consumers that share them."""
 
-    def __init__(self, name: str, stock: Lanes | Quarantine, budget: Budget) -> None:
+    def __init__(self, name: str, stock: Lanes | DeadLetterStock, budget: Budget) -> None:
         self.name = name
         self.stock = stock
         self.budget = budget
@@ -241,7 +241,7 @@ class Queue:
         self.consumers: dict[Taker, None] = {}
         self.woken = 0  # takes that were given a turn and have not used it yet
         self._waiting: dict[asyncio.Future[None], Taker] = {}
-        self._delayed: list[tuple[float, Message]] = []
+        self._delayed: list[tuple[float, StoredMessage]] = []
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -275,7 +275,7 @@ class Queue:
         self.held += cost
         self.budget.held += cost
 
-    def pull_expired(self, now: float) -> list[Message]:
+    def pull_expired(self, now: float) -> list[StoredMessage]:
         expired = self.stock.pull_expired(now)
         late = [message for _, message in self._delayed if message.expires_at <= now]
         if late:
@@ -311,7 +311,7 @@ class Queue:
         """Ends the waiting of a consumer that closes."""
         self._give_turns([turn for turn, its in self._waiting.items() if its is consumer and not turn.done()])
 
-    def delay(self, message: Message, seconds: float) -> None:
+    def delay(self, message: StoredMessage, seconds: float) -> None:
         """Puts the message back, but not before so many seconds."""
         due = asyncio.get_running_loop().time() + seconds
         heapq.heappush(self._delayed, (due, message))
@@ -339,7 +339,7 @@ class Queue:
     def _return_delayed(self) -> None:
         # The loop fires a timer up to its clock's resolution early: the first one is due whatever the clock says.
         now = max(asyncio.get_running_loop().time(), self._delayed[0][0])
-        due: list[Message] = []
+        due: list[StoredMessage] = []
         while self._delayed and self._delayed[0][0] <= now:
             due.append(heapq.heappop(self._delayed)[1])
         self.stock.put_back(due)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from oraculo.cli import output
-from oraculo.cli.client import Server
+from oraculo.cli.client import ServerClient
 from oraculo.cli.options import ApiKey, GivenUrl
 from oraculo.errors import Fault, InvalidPipeline
 
@@ -21,21 +21,21 @@ def asyncapi(url: GivenUrl = None, api_key: ApiKey = None, _as_json: AlwaysJson 
 
 
 def _asked(url: str, api_key: str | None) -> Any:
-    with Server(url, api_key) as server:
+    with ServerClient(url, api_key) as server:
         return server.get("/asyncapi.json")
 
 
 def _made_here() -> dict[str, Any]:
     """Raises InvalidSettings and InvalidPipeline."""
     from oraculo.api.asyncapi import document_of
-    from oraculo.engine.pipelines import Catalogue, built_in_pipelines
-    from oraculo.pipeline.queue_rules import QueueTargets
+    from oraculo.engine.pipelines import PipelineCatalogue, built_in_pipelines
+    from oraculo.pipeline.queue_rules import QueueRules
     from oraculo.settings import load_settings
 
     settings = load_settings()
     runs = settings.runs
-    queues = QueueTargets(settings.queues.allow, settings.bridges_allow)
-    of_folder = Catalogue(settings.routes, settings.pipelines, runs.retry, runs.timeout, queues=queues)
+    queues = QueueRules(settings.queues.allow, settings.bridges_allow)
+    of_folder = PipelineCatalogue(settings.routes, settings.pipelines, runs.retry, runs.timeout, queues=queues)
     of_folder.read_folder()
     if of_folder.bad_files:
         raise InvalidPipeline([Fault(bad.file, bad.reason) for bad in of_folder.bad_files])

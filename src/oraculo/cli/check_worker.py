@@ -14,9 +14,9 @@ from oraculo.cli.table import Column, print_table
 from oraculo.errors import BrokerError, Fault, InvalidInput
 
 if TYPE_CHECKING:
-    from oraculo.ports.broker import Broker
+    from oraculo.ports.broker_admin import FullBroker
     from oraculo.settings import Settings
-    from oraculo.testing.worker_cases import Report, WorkerCheck
+    from oraculo.testing.worker_cases import CaseReport, WorkerCheck
 
 Queue = Annotated[str, typer.Option(metavar="NAME", help="The worker's queue, without the prefix.")]
 Timeout = Annotated[
@@ -52,7 +52,7 @@ def check_worker(queue: Queue, timeout: Timeout = 10.0, payload: Payload = None,
     raise typer.Exit(output.SUCCEEDED if report.has_passed else output.NOT_SUCCEEDED)
 
 
-def print_report(queue: str, report: "Report") -> None:
+def print_report(queue: str, report: "CaseReport") -> None:
     """Print each case that was played and how many came to what; of a worker that is not there, one line."""
     for warning in report.warnings:
         output.note(f"oraculo: {warning}")
@@ -88,7 +88,7 @@ def _checked(settings: "Settings", queue: str, payload: str | None) -> dict[str,
 
 async def _play(
     settings: "Settings", queue: str, timeout: float, payload: dict[str, msgspec.Raw] | None
-) -> "tuple[WorkerCheck, Report]":
+) -> "tuple[WorkerCheck, CaseReport]":
     from oraculo.bootstrap import make_broker
     from oraculo.ports.clock import SystemClock, SystemEntropy
     from oraculo.ports.telemetry import Silent
@@ -106,7 +106,7 @@ async def _play(
         await broker.close()
 
 
-async def _reach(broker: "Broker") -> None:
+async def _reach(broker: "FullBroker") -> None:
     try:
         await broker.start()
         await broker.check()
@@ -114,7 +114,7 @@ async def _reach(broker: "Broker") -> None:
         raise BrokerError(f"{error}; start the broker, or mend ORACULO_BROKER_URL") from None
 
 
-def _document(settings: "Settings", queue: str, check: "WorkerCheck", report: "Report") -> dict[str, Any]:
+def _document(settings: "Settings", queue: str, check: "WorkerCheck", report: "CaseReport") -> dict[str, Any]:
     return {
         "fila": queue,
         "prefixo": settings.broker.prefix,

@@ -33,7 +33,7 @@ class Refused(OraculoError):
         super().__init__(message)
 
 
-class Server:
+class ServerClient:
     """Use it as a context manager, around all that reads its answers too: one that is not shaped as ORÁCULO's are is
     told as Refused then. Every call raises Unreachable or Refused."""
 
@@ -49,7 +49,7 @@ class Server:
             trust_env=not is_loopback(urlsplit(self.url).hostname or ""),  # no proxy stands before this machine
         )
 
-    def __enter__(self) -> "Server":
+    def __enter__(self) -> "ServerClient":
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

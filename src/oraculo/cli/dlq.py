@@ -11,14 +11,14 @@ import typer
 
 from oraculo.cli import output
 from oraculo.cli.bulk import Yes, bulk, confirm
-from oraculo.cli.client import Refused, Server, queue_path
+from oraculo.cli.client import Refused, ServerClient, queue_path
 from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson, Url
 from oraculo.cli.prefixes import letter_id as whole_letter_id
 from oraculo.cli.queues import print_queues
 from oraculo.cli.table import Column, print_table
 from oraculo.cli.times import moment, moments
 from oraculo.errors import BrokerUnavailable, InvalidInput, NotFound
-from oraculo.ports.broker import LETTER_SEPARATOR
+from oraculo.ports.broker_admin import LETTER_SEPARATOR
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters: list, show, redrive, discard.")
 
@@ -42,14 +42,14 @@ def list_letters(
     queue: OptionalQueue = None, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False
 ) -> None:
     """List the queues that have dead letters; with QUEUE, its dead letters, oldest first."""
-    with Server(url, api_key) as server:
+    with ServerClient(url, api_key) as server:
         if queue is None:
             _list_queues(server, as_json)
         else:
             _list_letters(server, queue, as_json)
 
 
-def _list_queues(server: Server, as_json: bool) -> None:
+def _list_queues(server: ServerClient, as_json: bool) -> None:
     told = server.get("/filas")
     queues = [each for each in told["filas"] if each["dlq"]]
     empty = _empty("no dead letters", _warned(_away(told), "listed"))
@@ -59,7 +59,7 @@ def _list_queues(server: Server, as_json: bool) -> None:
     print_queues(queues, empty=empty)
 
 
-def _list_letters(server: Server, queue: str, as_json: bool) -> None:
+def _list_letters(server: ServerClient, queue: str, as_json: bool) -> None:
     empty = _empty(f"queue {queue} has no dead letters", _warned(_brokers_away(server), "listed"))
     letters = [each if as_json else _without_body(each) for each in _letters(server, queue)]
     if cut := sum(each.get("corpo_cortado", False) for each in letters):
@@ -87,7 +87,7 @@ def _without_body(letter: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in letter.items() if name not in ("corpo", "corpo_texto")}
 
 
-def _brokers_away(server: Server) -> dict[str, Any]:
+def _brokers_away(server: ServerClient) -> dict[str, Any]:
     """Where the server cannot tell, as when its broker does not let it list the queues, the command is not held up."""
     try:
         return _away(server.get("/filas"))
@@ -112,7 +112,7 @@ def _empty(words: str, is_part: bool) -> str:
     return f"{words} at the brokers that work" if is_part else words
 
 
-def _letters(server: Server, queue: str) -> Iterator[dict[str, Any]]:
+def _letters(server: ServerClient, queue: str) -> Iterator[dict[str, Any]]:
     cursor: str | None = None
     while True:
         page = server.get(queue_path(queue), limit=_PAGE, cursor=cursor)
@@ -127,7 +127,7 @@ def show(
     queue: Queue, letter_id: LetterId, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False
 ) -> None:
     """Show one dead letter with its reason and its body."""
-    with Server(url, api_key) as server:
+    with ServerClient(url, api_key) as server:
         _expect_broker_of(letter_id, _brokers_away(server))
         letters = {each["id"]: each for each in _letters(server, queue) if each["id"].startswith(letter_id)}
         letter = letters.get(whole_letter_id(letter_id, letters))
@@ -168,7 +168,7 @@ def redrive(
     queue: Queue, ids: LetterIds = None, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False
 ) -> None:
     """Send dead letters again: all of QUEUE, or those named. A failed task's run is opened again."""
-    with Server(url, api_key) as server:
+    with ServerClient(url, api_key) as server:
         if ids:
             done = _with_whole_ids(server, queue, ids, lambda whole: _redrive(server, queue, whole))
         else:
@@ -184,12 +184,12 @@ def redrive(
         )
 
 
-def _redrive(server: Server, queue: str, ids: Sequence[str] | None) -> dict[str, Any]:
+def _redrive(server: ServerClient, queue: str, ids: Sequence[str] | None) -> dict[str, Any]:
     done: dict[str, Any] = server.post(queue_path(queue, "/reenviar"), msgspec.json.encode({"ids": ids} if ids else {}))
     return done
 
 
-def _with_whole_ids(server: Server, queue: str, ids: Sequence[str], call: Callable[[Sequence[str]], T]) -> T:
+def _with_whole_ids(server: ServerClient, queue: str, ids: Sequence[str], call: Callable[[Sequence[str]], T]) -> T:
     """Call with the ids; when one is not there, with those that they are the beginnings of."""
     try:
         return call(ids)
@@ -216,7 +216,7 @@ def discard(
     """Delete one dead letter for good, or with --all every one of QUEUE."""
     if all_of_them == (letter_id is not None):
         raise InvalidInput.at("ID", "give the id of a dead letter, or --all")
-    with Server(url, api_key) as server:
+    with ServerClient(url, api_key) as server:
         if letter_id is None:
             _discard_all(server, queue, yes, as_json)
             return
@@ -227,13 +227,13 @@ def discard(
         output.print_line(f"queue {queue}: dead letter {ids[0]} discarded")
 
 
-def _discard(server: Server, queue: str, ids: Sequence[str]) -> Sequence[str]:
+def _discard(server: ServerClient, queue: str, ids: Sequence[str]) -> Sequence[str]:
     for each in ids:
         server.delete(queue_path(queue, f"/{quote(each, safe='')}"))
     return ids
 
 
-def _discard_all(server: Server, queue: str, yes: bool, as_json: bool) -> None:
+def _discard_all(server: ServerClient, queue: str, yes: bool, as_json: bool) -> None:
     """Discard the dead letters that were listed: one that comes meanwhile stays."""
     _warned(_brokers_away(server), "discarded")
     ids = [letter["id"] for letter in _letters(server, queue)]

@@ -13,7 +13,7 @@ import typer
 
 from oraculo import __version__
 from oraculo.cli import output
-from oraculo.cli.client import Refused, Server, Unreachable, failing
+from oraculo.cli.client import Refused, ServerClient, Unreachable, failing
 from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson
 from oraculo.cli.pipelines import check_files
 from oraculo.cli.table import Column, print_table
@@ -34,9 +34,9 @@ from oraculo.errors import (
 
 if TYPE_CHECKING:
     from oraculo.cli.rehearsal import Failed
-    from oraculo.ports.broker import Broker
+    from oraculo.ports.broker_admin import FullBroker
     from oraculo.ports.objects import Objects
-    from oraculo.ports.store import Store
+    from oraculo.ports.store import Storage
     from oraculo.settings import Settings
 
 OK, WARNING, ERROR = "ok", "aviso", "erro"
@@ -88,14 +88,14 @@ def doctor(url: GivenUrl = None, api_key: ApiKey = None, as_json: AsJson = False
 
     from oraculo.settings import load_settings
 
-    server = Server(url or DEFAULT_URL, api_key)  # what cannot be a URL or a key is bad usage, and told alone
+    server = ServerClient(url or DEFAULT_URL, api_key)  # what cannot be a URL or a key is bad usage, and told alone
     checks = [_python(), *_open_files()]
     shown: dict[str, Any] | None = None
     try:
         settings = load_settings()
         shown = _shown(settings)
         checks += _settings_checks(settings)
-        if parts := _parts_in_memory(Server(server.url, api_key)):
+        if parts := _parts_in_memory(ServerClient(server.url, api_key)):
             checks += _looked_at_by(server, parts)
         else:
             with capture_logs():  # what servers have for a log is in what is told of them, and `--json` is JSON alone
@@ -215,7 +215,7 @@ def _pipelines(folder: Path) -> Check:
     return Check("pipelines", OK, f"{len(findings)} in {folder}")
 
 
-def _parts_in_memory(server: Server) -> dict[str, Any] | None:
+def _parts_in_memory(server: ServerClient) -> dict[str, Any] | None:
     """Return the parts of a running server whose queues are in its own memory, as those of `oraculo dev`; else None."""
     try:
         with server:
@@ -225,7 +225,7 @@ def _parts_in_memory(server: Server) -> dict[str, Any] | None:
     return parts if _IN_MEMORY in parts else None
 
 
-def _looked_at_by(server: Server, parts: dict[str, Any]) -> Iterator[Check]:
+def _looked_at_by(server: ServerClient, parts: dict[str, Any]) -> Iterator[Check]:
     """Yield what the server says of its own parts: nobody else reaches them, nor may it use those of the settings."""
     for name, part in parts.items():
         yield Check(name, OK if part["ok"] else ERROR, localized(part["problema"] or "") or f"in use by {server.url}")
@@ -254,7 +254,7 @@ async def _parts(settings: "Settings") -> list[Check]:
     return checks
 
 
-async def _broker(name: str, broker: "Broker", settings: "Settings") -> Check:
+async def _broker(name: str, broker: "FullBroker", settings: "Settings") -> Check:
     """An answer is no proof: what the user may not do is found out by doing it."""
     from structlog.testing import capture_logs
 
@@ -281,7 +281,7 @@ async def _broker(name: str, broker: "Broker", settings: "Settings") -> Check:
     return found
 
 
-def _compared(found: Check, broker: "Broker", payload: int) -> Check:
+def _compared(found: Check, broker: "FullBroker", payload: int) -> Check:
     """A server may take less in one message than a request may ask it to."""
     most, needed = broker.capabilities.max_message, payload + _ENVELOPE
     if most is None or most >= needed:
@@ -325,7 +325,7 @@ def _remedy_for(said: str) -> str:
     return next((remedy for mark, remedy in _REMEDIES.items() if mark in said), otherwise)
 
 
-async def _look_and_prove(store: "Store") -> str:
+async def _look_and_prove(store: "Storage") -> str:
     """An empty one is not laid out by looking at it."""
     from oraculo.engine.cluster.store_clock import read_clock
     from oraculo.ports.clock import SystemClock
@@ -372,7 +372,7 @@ def _by_node(settings: "Settings") -> "Settings":
     return replace(settings, broker=replace(settings.broker, url=",".join(nodes)))
 
 
-async def _large_results(settings: "Settings", objects: "Objects | None", store: "Store | None") -> Check:
+async def _large_results(settings: "Settings", objects: "Objects | None", store: "Storage | None") -> Check:
     """`store`: None while it cannot tell whose place it is."""
     if objects is None or not settings.objects.threshold_bytes:
         why = "ORACULO_OBJECTS_THRESHOLD_BYTES is 0" if objects else "no object store is set"
@@ -451,7 +451,7 @@ def _older_file(path: Path) -> Check | None:
     return Check("store", WARNING, detail, "back it up before, for the older one will not read it any more")
 
 
-def _server(server: Server, *, is_named: bool, has_key: bool) -> Check:
+def _server(server: ServerClient, *, is_named: bool, has_key: bool) -> Check:
     try:
         with server:
             ready = server.get("/health/ready")
@@ -469,7 +469,7 @@ def _server(server: Server, *, is_named: bool, has_key: bool) -> Check:
     return Check("server", OK, f"at {server.url}, ready, version {version}")
 
 
-def _refusal_to_work(server: Server) -> str | None:
+def _refusal_to_work(server: ServerClient) -> str | None:
     """Whether it is ready it tells everybody: an API key is looked at where there is something to see."""
     try:
         server.get("/orquestracoes", limit=1)

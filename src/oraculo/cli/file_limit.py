@@ -6,7 +6,7 @@ import logging
 import os
 import time
 
-from oraculo.core.log_throttle import Repeats
+from oraculo.core.log_throttle import LogThrottle
 
 _FULL = {
     errno.EMFILE: "this process may open no more files (`ulimit -n`, a service's LimitNOFILE)",
@@ -18,7 +18,7 @@ _logger = logging.getLogger("oraculo.api")
 
 class FileLimit:
     def __init__(self) -> None:
-        self._repeats = Repeats()
+        self._repeats = LogThrottle()
 
     def look(self) -> None:
         """Tells of it once a minute. Cheap: some microseconds."""

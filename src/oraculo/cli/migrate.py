@@ -10,7 +10,7 @@ from oraculo.cli import output
 from oraculo.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from oraculo.ports.store import Store
+    from oraculo.ports.store import Storage
 
 
 def migrate(as_json: AsJson = False) -> None:
@@ -32,7 +32,7 @@ def migrate(as_json: AsJson = False) -> None:
     typer.echo(f"{store.name}: the schema is up to date")
 
 
-async def _migrated(store: "Store") -> Sequence[str]:
+async def _migrated(store: "Storage") -> Sequence[str]:
     try:
         return await store.migrate()
     finally:

@@ -62,10 +62,10 @@ def exit_status(run_status: object) -> int:
     return SUCCEEDED if run_status == "concluida" else NOT_SUCCEEDED
 
 
-class Written(float):
+class WrittenNumber(float):
     """A number that remembers how it was written: 1.10 is not to become 1.1, nor 1e400 what is no JSON."""
 
-    def __new__(cls, text: str) -> "Written":
+    def __new__(cls, text: str) -> "WrittenNumber":
         number = super().__new__(cls, text)
         number.text = text
         return number
@@ -75,7 +75,7 @@ class Written(float):
 
 def read_json(text: str | bytes) -> Any:
     """For whoever prints it again. Raises ValueError."""
-    return json.loads(text, parse_float=Written)
+    return json.loads(text, parse_float=WrittenNumber)
 
 
 def print_json(document: object, *, indent: int | None = 2) -> None:
@@ -97,7 +97,7 @@ def _escaped(char: str) -> str:
 
 def _as_written(value: object) -> object:
     match value:
-        case Written():
+        case WrittenNumber():
             return msgspec.Raw(value.text.encode())
         case dict():
             return {key: _as_written(each) for key, each in value.items()}

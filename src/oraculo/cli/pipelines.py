@@ -9,7 +9,7 @@ from urllib.parse import quote
 import typer
 
 from oraculo.cli import output
-from oraculo.cli.client import Refused, Server, Unreachable
+from oraculo.cli.client import Refused, ServerClient, Unreachable
 from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson, GivenUrl, Url
 from oraculo.cli.table import Column, print_table
 from oraculo.errors import Fault, InvalidInput, InvalidPipeline
@@ -30,7 +30,7 @@ Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="YAML or JS
 @app.command("list")
 def list_pipelines(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False) -> None:
     """List the pipelines that the server knows."""
-    with Server(url, api_key) as server:
+    with ServerClient(url, api_key) as server:
         answer = _all_pipelines(server)
         if as_json:
             output.print_json(answer)
@@ -45,7 +45,7 @@ def list_pipelines(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJs
             output.complain(_bad_file(bad))
 
 
-def _all_pipelines(server: Server) -> dict[str, Any]:
+def _all_pipelines(server: ServerClient) -> dict[str, Any]:
     answer: dict[str, Any] = server.get("/pipelines")
     while cursor := answer.pop("cursor", None):
         page = server.get("/pipelines", cursor=cursor)
@@ -63,7 +63,7 @@ def _bad_file(bad: dict[str, Any]) -> str:
 @app.command()
 def show(name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False) -> None:
     """Show a pipeline's definition, as YAML that can be put again, or as JSON."""
-    with Server(url, api_key) as server:
+    with ServerClient(url, api_key) as server:
         document = server.get(f"/pipelines/{quote(name, safe='')}")
         if as_json:
             output.print_json(document)
@@ -93,7 +93,7 @@ def put(file: File, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJ
         raise InvalidInput.at(str(file), f"cannot be read: {error.strerror}") from None
     definition = read_pipeline(text)
     kind = "application/json" if file.suffix == ".json" else "application/yaml"
-    with Server(url, api_key) as server:
+    with ServerClient(url, api_key) as server:
         document = server.put(f"/pipelines/{quote(definition.name, safe='')}", text, kind)
         if as_json:
             output.print_json(document)
@@ -106,7 +106,7 @@ def put(file: File, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJ
 @app.command()
 def delete(name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False) -> None:
     """Delete a pipeline that was put. One of the folder or built in, of that name, is used again."""
-    with Server(url, api_key) as server:
+    with ServerClient(url, api_key) as server:
         server.delete(f"/pipelines/{quote(name, safe='')}")
     if as_json:
         output.print_json({"name": name, "apagado": True})
@@ -137,7 +137,7 @@ def _warn_of_unserved(findings: Sequence[dict[str, Any]], url: str, api_key: str
     from oraculo.wire.naming import is_own_queue, near_miss
 
     try:
-        with Server(url, api_key) as server:
+        with ServerClient(url, api_key) as server:
             consumers = {queue["fila"]: queue["consumidores"] for queue in server.get("/filas")["filas"]}
     except (Refused, Unreachable) as error:
         output.note(f"oraculo: nobody says which queues are served: {error}")

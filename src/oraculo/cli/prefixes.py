@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, TypeVar
 
-from oraculo.cli.client import Refused, Server
+from oraculo.cli.client import Refused, ServerClient
 from oraculo.errors import InvalidInput
 
 T = TypeVar("T")
@@ -15,7 +15,7 @@ _MOST_RUNS = 10_000  # that have the prefix anywhere in id or name, and are look
 _NAMED = 3
 
 
-def with_run(server: Server, run_id: str, call: Callable[[str], T]) -> T:
+def with_run(server: ServerClient, run_id: str, call: Callable[[str], T]) -> T:
     """Call with the id; when no run has it, with that of the one run whose id begins so. Raises InvalidInput and
     Refused."""
     try:
@@ -53,7 +53,7 @@ def _is_number(each: str) -> bool:
     return each.rpartition(":")[2].replace("-", "").isdecimal()
 
 
-def each_run(server: Server, **wanted: str) -> Iterator[dict[str, Any]]:
+def each_run(server: ServerClient, **wanted: str) -> Iterator[dict[str, Any]]:
     """Yield every run that fits the query of the API, newest first."""
     cursor: str | None = None
     while True:

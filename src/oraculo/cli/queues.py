@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from oraculo.cli import output
-from oraculo.cli.client import Server
+from oraculo.cli.client import ServerClient
 from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson, Url
 from oraculo.cli.table import Column, print_table
 from oraculo.errors import NotFound
@@ -20,7 +20,7 @@ Name = Annotated[str, typer.Argument(metavar="QUEUE", help="As `queues list` sho
 @app.command("list")
 def list_queues(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False) -> None:
     """List the queues: messages waiting, consumers and dead letters."""
-    with Server(url, api_key) as server:
+    with ServerClient(url, api_key) as server:
         answer = server.get("/filas")
         if as_json:
             output.print_json(answer)
@@ -34,7 +34,7 @@ def list_queues(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson 
 @app.command()
 def show(queue: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False) -> None:
     """Show one queue."""
-    with Server(url, api_key) as server:
+    with ServerClient(url, api_key) as server:
         queues = {each["fila"]: each for each in server.get("/filas")["filas"]}
         if queue not in queues:
             raise NotFound(f"there is no queue '{queue}'{nearest(queue, queues)}")

@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Broker, Consumer, Delivery, Outgoing
+from oraculo.ports.broker import Consumer, Delivery, Outgoing, publish_all
+from oraculo.ports.broker_admin import FullBroker
 from oraculo.wire.naming import QueueNames
 
 REMOVE = "remove a queue"
@@ -37,7 +38,7 @@ class Failed(Exception):
         return self.step != REMOVE
 
 
-async def rehearse(broker: Broker, names: QueueNames, delivery_limit: int) -> None:
+async def rehearse(broker: FullBroker, names: QueueNames, delivery_limit: int) -> None:
     """`broker` is started. Raises Failed."""
     own = [names.requests, names.answers]
     async with _step("declare", " and ".join(own)):
@@ -54,11 +55,11 @@ async def rehearse(broker: Broker, names: QueueNames, delivery_limit: int) -> No
     await _remove(broker, queue)
 
 
-async def _use(broker: Broker, queue: str, delivery_limit: int) -> None:
+async def _use(broker: FullBroker, queue: str, delivery_limit: int) -> None:
     async with _step("declare", queue):
         await broker.declare([queue])
     async with _step("publish", queue):
-        await broker.publish([Outgoing(queue, b"to be acked")])
+        await publish_all(broker, [Outgoing(queue, b"to be acked")])
     async with _step("consume", queue):
         consumer = await broker.consume(queue, prefetch=1)
     try:
@@ -71,7 +72,7 @@ async def _use(broker: Broker, queue: str, delivery_limit: int) -> None:
     await _discard(broker, queue)
 
 
-async def _take_and_ack(broker: Broker, consumer: Consumer, queue: str) -> None:
+async def _take_and_ack(broker: FullBroker, consumer: Consumer, queue: str) -> None:
     delivery = await _taken(consumer, queue)
     async with _step("extend a lease", queue):
         await consumer.extend([delivery])
@@ -80,9 +81,9 @@ async def _take_and_ack(broker: Broker, consumer: Consumer, queue: str) -> None:
         await _until(lambda: _is_empty(broker, queue))
 
 
-async def _bury(broker: Broker, consumer: Consumer, queue: str, delivery_limit: int) -> None:
+async def _bury(broker: FullBroker, consumer: Consumer, queue: str, delivery_limit: int) -> None:
     async with _step("publish", queue):
-        await broker.publish([Outgoing(queue, b"to be buried")])
+        await publish_all(broker, [Outgoing(queue, b"to be buried")])
     delivery = await _taken(consumer, queue)
     for delay in (0.0, _SHORT_DELAY)[: delivery_limit - 1]:  # one more, and it would be among the dead letters
         async with _step("retry", queue):
@@ -93,14 +94,14 @@ async def _bury(broker: Broker, consumer: Consumer, queue: str, delivery_limit: 
         await _until(lambda: broker.dead_letters(queue, limit=1))
 
 
-async def _discard(broker: Broker, queue: str) -> None:
+async def _discard(broker: FullBroker, queue: str) -> None:
     async with _step("discard a dead letter", queue, unseen="what was discarded is not gone"):
         [letter] = await broker.dead_letters(queue, limit=1)
         await broker.discard(queue, [letter.id])
         await _until(lambda: _has_no_letters(broker, queue))
 
 
-async def _remove(broker: Broker, queue: str) -> None:
+async def _remove(broker: FullBroker, queue: str) -> None:
     async with _step(REMOVE, queue):
         await broker.remove([queue])
 
@@ -130,9 +131,9 @@ async def _until(look: Callable[[], Awaitable[object]]) -> None:
         await asyncio.sleep(_LOOK_PAUSE)
 
 
-async def _is_empty(broker: Broker, queue: str) -> bool:
+async def _is_empty(broker: FullBroker, queue: str) -> bool:
     return all(state.ready + (state.unacked or 0) == 0 for state in await broker.queues([queue]))
 
 
-async def _has_no_letters(broker: Broker, queue: str) -> bool:
+async def _has_no_letters(broker: FullBroker, queue: str) -> bool:
     return not await broker.dead_letters(queue, limit=1)

@@ -8,7 +8,7 @@ import typer
 
 from oraculo.cli import output
 from oraculo.cli.bulk import Yes, bulk, confirm
-from oraculo.cli.client import Server, run_path
+from oraculo.cli.client import ServerClient, run_path
 from oraculo.cli.interrupts import goes_on
 from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson, RunId, Url
 from oraculo.cli.prefixes import each_run, with_run
@@ -72,7 +72,7 @@ def list_runs(
 ) -> None:
     """List runs, newest first."""
     wanted = _filter(status, pipeline, text, since, until)
-    with Server(url, api_key) as server:
+    with ServerClient(url, api_key) as server:
         page = server.get("/orquestracoes", **wanted, limit=limit, cursor=cursor)
         if as_json:
             output.print_json(page)
@@ -94,7 +94,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show a run, its tasks and its results."""
-    with Server(url, api_key) as server:
+    with ServerClient(url, api_key) as server:
         run = with_run(server, run_id, lambda whole: server.get(run_path(whole)))
         traced = list(traced_attempts(server, run["correlation_id"])) if verbose else None
         if as_json:
@@ -114,7 +114,7 @@ def watch(
     It draws a table on a terminal, and prints a line for each event elsewhere; with --json one JSON object a line.
     Exit status 0 when the run succeeded (concluida), else 1.
     """
-    with Server(url, api_key) as server:
+    with ServerClient(url, api_key) as server:
         run = with_run(server, run_id, lambda whole: server.get(run_path(whole)))
         with goes_on(run["correlation_id"], context):
             status = watch_run(server, run, as_json=as_json)
@@ -124,7 +124,7 @@ def watch(
 @app.command()
 def explain(run_id: RunId, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False) -> None:
     """Say in one sentence what a run waits for."""
-    with Server(url, api_key) as server:
+    with ServerClient(url, api_key) as server:
         answer = with_run(server, run_id, lambda whole: server.get(run_path(whole, "/explicacao")))
         if as_json:
             output.print_json(answer)
@@ -147,7 +147,7 @@ def cancel(
 ) -> None:
     """Cancel an open run, or all that fit a filter."""
     wanted = _filter(status, pipeline, text, since, until)
-    with Server(url, api_key) as server:
+    with ServerClient(url, api_key) as server:
         _act(server, _CANCEL, run_id, wanted, yes=yes, as_json=as_json)
 
 
@@ -166,7 +166,7 @@ def retry(
 ) -> None:
     """Run again what did not succeed, in one run or in all that fit a filter."""
     wanted = _filter(status, pipeline, text, since, until)
-    with Server(url, api_key) as server:
+    with ServerClient(url, api_key) as server:
         _act(server, _RETRY, run_id, wanted, yes=yes, as_json=as_json)
 
 
@@ -182,7 +182,7 @@ _RETRY = _Action("Retry what failed of", "retrying", "/repetir", "parcial,erro,t
 
 
 def _act(
-    server: Server, action: _Action, run_id: str | None, wanted: dict[str, str], *, yes: bool, as_json: bool
+    server: ServerClient, action: _Action, run_id: str | None, wanted: dict[str, str], *, yes: bool, as_json: bool
 ) -> None:
     if (run_id is None) == (not wanted):
         raise InvalidInput.at("ID", "give the id of a run, or a filter as --status or --pipeline, and not both")
@@ -196,7 +196,7 @@ def _act(
         output.print_line(f"run {run['correlation_id']} {run['status']}")
 
 
-def _act_on_all(server: Server, action: _Action, wanted: dict[str, str], *, yes: bool, as_json: bool) -> None:
+def _act_on_all(server: ServerClient, action: _Action, wanted: dict[str, str], *, yes: bool, as_json: bool) -> None:
     runs = list(each_run(server, **wanted))
     if runs and not yes:
         with redirect_stdout(sys.stderr) if as_json else nullcontext():

@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from oraculo.cli import output
-from oraculo.cli.client import Refused, Server, Unreachable, header, run_path
+from oraculo.cli.client import Refused, ServerClient, Unreachable, header, run_path
 from oraculo.cli.interrupts import goes_on, watch_command
 from oraculo.cli.json_objects import read_object, read_payload
 from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson, Url, finite
@@ -75,7 +75,7 @@ def submit(
         "quorum": None if quorum is None else _quorum(quorum),
     }
     body = msgspec.json.encode({key: value for key, value in request.items() if value is not None})
-    with Server(url, api_key) as server:
+    with ServerClient(url, api_key) as server:
         headers = {"Idempotency-Key": header("--idempotency-key", idempotency_key or _own_key(body, correlation_id))}
         deadline = time.monotonic() + wait
         status, answer = _taken(server, body, headers, deadline)
@@ -117,7 +117,7 @@ def _destination(text: str) -> object:
 
 
 def _waited(
-    server: Server, body: bytes, headers: dict[str, str], deadline: float, answer: dict[str, Any]
+    server: ServerClient, body: bytes, headers: dict[str, str], deadline: float, answer: dict[str, Any]
 ) -> tuple[int, dict[str, Any]]:
     """Ask again under the same key while there is time: a server waits no longer than its own limit at once, nor while
     it stops."""
@@ -140,7 +140,7 @@ def _waited(
     return status, answer
 
 
-def _taken(server: Server, body: bytes, headers: dict[str, str], deadline: float) -> tuple[int, Any]:
+def _taken(server: ServerClient, body: bytes, headers: dict[str, str], deadline: float) -> tuple[int, Any]:
     """Tried again only if the server goes away in the middle of it: it may have taken the run."""
     deadline = min(deadline, time.monotonic() + _PATIENCE)
     may_be_taken = False

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from oraculo.cli import output
-from oraculo.cli.client import Server, run_path
+from oraculo.cli.client import ServerClient, run_path
 from oraculo.cli.times import moment
 
 
-def traced_attempts(server: Server, run_id: str) -> Iterator[dict[str, Any]]:
+def traced_attempts(server: ServerClient, run_id: str) -> Iterator[dict[str, Any]]:
     """Yield the history entries that have a traceback, oldest first."""
     after: int | None = 0
     while after is not None:

@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
 from oraculo.cli import output
-from oraculo.cli.client import Refused, Server, Unreachable, run_path
+from oraculo.cli.client import Refused, ServerClient, Unreachable, run_path
 from oraculo.cli.progress import Board, TaskRow
 from oraculo.cli.run_table import phase
 from oraculo.cli.table import Column, fit, remark
@@ -41,7 +41,7 @@ class Teller(Protocol):
     def end(self, run: dict[str, Any]) -> None: ...
 
 
-def watch_run(server: Server, run: dict[str, Any], *, as_json: bool = False) -> str:
+def watch_run(server: ServerClient, run: dict[str, Any], *, as_json: bool = False) -> str:
     """Show what happens until the run ends, and return its status."""
     run_id = run["correlation_id"]
     if as_json:
@@ -53,7 +53,7 @@ def watch_run(server: Server, run: dict[str, Any], *, as_json: bool = False) -> 
 
 
 @contextmanager
-def live_table(server: Server, run_id: str) -> Iterator[None]:
+def live_table(server: ServerClient, run_id: str) -> Iterator[None]:
     """Draw the run's tasks on a terminal while something else waits for its end. Nothing is left of the drawing."""
 
     def follow() -> None:
@@ -70,7 +70,7 @@ def live_table(server: Server, run_id: str) -> Iterator[None]:
         yield
 
 
-def _follow(server: Server, run_id: str, teller: Teller) -> str:
+def _follow(server: ServerClient, run_id: str, teller: Teller) -> str:
     for entry in _entries(server, run_id):
         teller.entry(entry)
     run = server.get(run_path(run_id))
@@ -78,7 +78,7 @@ def _follow(server: Server, run_id: str, teller: Teller) -> str:
     return str(run["status"])
 
 
-def _entries(server: Server, run_id: str) -> Iterator[dict[str, Any]]:
+def _entries(server: ServerClient, run_id: str) -> Iterator[dict[str, Any]]:
     """The history from its start to the run's end, through broken connections: each goes on where the last was cut."""
     seen, alone_since = 0, None
     while True:
@@ -128,7 +128,7 @@ class _Lines:
 class _LiveTable:
     """The tasks as they change. Phases are no entries of the history, so the run is looked at now and then."""
 
-    def __init__(self, server: Server, run: dict[str, Any], *, transient: bool = False) -> None:
+    def __init__(self, server: ServerClient, run: dict[str, Any], *, transient: bool = False) -> None:
         from rich.console import Console
         from rich.live import Live
 

@@ -10,7 +10,7 @@ from oraculo.bootstrap import System
 from oraculo.cli import output
 from oraculo.cli.options import DEFAULT_URL
 from oraculo.core.loopback import is_loopback
-from oraculo.ports.store import RunQuery
+from oraculo.ports.browse import RunQuery
 from oraculo.samples.requests import SAMPLE_REQUESTS
 from oraculo.settings import Settings
 from oraculo.settings.urls import redacted

@@ -15,7 +15,7 @@ class _Met(NamedTuple):
     untold: int  # times since
 
 
-class Repeats:
+class LogThrottle:
     def __init__(self) -> None:
         self._met: dict[Hashable, _Met] = {}  # the one met latest is last
 

@@ -29,7 +29,7 @@ _FOLDER = re.compile(r"[0-9a-f]{2}/[0-9a-f]{32}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-class Reference(msgspec.Struct, frozen=True, rename={"key": "chave", "size": "bytes"}):
+class ResultReference(msgspec.Struct, frozen=True, rename={"key": "chave", "size": "bytes"}):
     """What a newer worker may say beside is left alone: size and hash tell whether the bytes are the right ones."""
 
     key: str
@@ -42,7 +42,7 @@ class Reference(msgspec.Struct, frozen=True, rename={"key": "chave", "size": "by
 
 
 class _Envelope(msgspec.Struct, forbid_unknown_fields=True, rename={"reference": _FIELD}):
-    reference: Reference
+    reference: ResultReference
 
 
 _decoder = msgspec.json.Decoder(_Envelope)
@@ -59,13 +59,13 @@ def is_run_folder(folder: str) -> bool:
     return _FOLDER.fullmatch(folder) is not None and folder[3:5] == folder[:2]
 
 
-def make_reference(run_id: str, task: str | None, body: bytes) -> Reference:
+def make_reference(run_id: str, task: str | None, body: bytes) -> ResultReference:
     """The content's hash in the key makes it safe to put the same result twice, and two results of one task."""
     key = f"{run_folder(run_id)}/{_safe(task or UNNAMED)}-{_hash(body)}.json"
-    return Reference(key, len(body), sha256(body).hexdigest())
+    return ResultReference(key, len(body), sha256(body).hexdigest())
 
 
-def encode_reference(reference: Reference) -> bytes:
+def encode_reference(reference: ResultReference) -> bytes:
     return _encoder.encode(_Envelope(reference))
 
 
@@ -74,7 +74,7 @@ def may_be_reference(payload: bytes | None) -> bool:
     return payload is not None and payload.startswith(_BEGINNING) and len(payload) <= _LONGEST
 
 
-def read_reference(run_id: str, payload: bytes | None) -> Reference | None:
+def read_reference(run_id: str, payload: bytes | None) -> ResultReference | None:
     """None: it is no reference, or not one of this run."""
     if payload is None or not may_be_reference(payload):
         return None
@@ -86,9 +86,9 @@ def read_reference(run_id: str, payload: bytes | None) -> Reference | None:
     return reference if is_sound and reference.key.startswith(run_folder(run_id) + "/") else None
 
 
-def references_in(run: Run, numbers: Iterable[int] | None = None) -> dict[str, Reference]:
+def references_in(run: Run, numbers: Iterable[int] | None = None) -> dict[str, ResultReference]:
     """The results that are references, by their task's id: of all its tasks, or of these."""
-    found: dict[str, Reference] = {}
+    found: dict[str, ResultReference] = {}
     for number in range(len(run.tasks)) if numbers is None else numbers:
         result = run.tasks[number].result
         if may_be_reference(result) and (reference := read_reference(run.id, result)) is not None:

@@ -1,8 +1,8 @@
 """The rule which hosts and addresses a webhook may reach: global ones, and those that `ORACULO_WEBHOOK_ALLOW` names.
 
 The URL of a webhook comes with a request. Without this rule, whoever may start a run could post to services that only
-this machine or its network should reach. `WebhookTargets.host_fault` judges a URL's host by its spelling alone, for an
-answer at once. `WebhookTargets.address_fault` judges the address that is about to be connected to, and decides.
+this machine or its network should reach. `WebhookRules.host_fault` judges a URL's host by its spelling alone, for an
+answer at once. `WebhookRules.address_fault` judges the address that is about to be connected to, and decides.
 """
 
 import re
@@ -43,7 +43,7 @@ _NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?")
 _NUMBER = re.compile(r"(?P<hex>0x[0-9a-f]*)|(?P<octal>0[0-7]*)|(?P<decimal>[1-9][0-9]*)")
 
 
-class WebhookTargets:
+class WebhookRules:
     """The hosts and addresses that webhooks may reach, with those that the setting allows besides."""
 
     def __init__(self, allowed: Iterable[str] = ()) -> None:

@@ -9,10 +9,10 @@ import msgspec
 
 from oraculo.core.aggregate import aggregate, encode_aggregate
 from oraculo.core.events import Event, Sent
-from oraculo.core.result_reference import Reference
+from oraculo.core.result_reference import ResultReference
 from oraculo.core.run import Changes, RunHead
-from oraculo.engine.deliver.deliveries import Courier
-from oraculo.engine.results.reader import LargeResults
+from oraculo.engine.deliver.deliveries import Deliveries
+from oraculo.engine.results.reader import ResultReader
 from oraculo.engine.send.outbox import Outbox
 from oraculo.engine.timers import Timers
 from oraculo.engine.watchers import Watchers
@@ -23,19 +23,19 @@ MAX_READING = 200
 _AT_ONCE = 4
 
 
-class Consequences:
+class AfterCommit:
     def __init__(
         self,
         outbox: Outbox,
         timers: Timers,
-        courier: Courier,
+        courier: Deliveries,
         watchers: Watchers,
-        results: LargeResults,
+        results: ResultReader,
         telemetry: Telemetry,
     ) -> None:
         self._outbox = outbox
         self._timers = timers
-        self._courier = courier
+        self._deliveries = courier
         self._watchers = watchers
         self._results = results
         self._telemetry = telemetry
@@ -73,13 +73,13 @@ class Consequences:
             self._tell(changes)
 
     def _hand_out(self, head: RunHead, encoded: bytes, deliver: Sequence[int], ended: bool) -> None:
-        self._courier.deliver(head, encoded, deliver)
+        self._deliveries.deliver(head, encoded, deliver)
         if ended:
             self._watchers.ended(head.id, encoded)
 
     # -- large results ----------------------------------------------------------------------------------------
 
-    def _read_and_hand_out(self, changes: Changes, references: dict[str, Reference]) -> None:
+    def _read_and_hand_out(self, changes: Changes, references: dict[str, ResultReference]) -> None:
         """The run goes on being changed meanwhile: what was committed now is copied now."""
         run_id = changes.run.id
         if (reading := self._reading.get(run_id)) is not None:  # it takes so long that its timer rang
@@ -89,7 +89,7 @@ class Consequences:
             reading.task = asyncio.create_task(self._read(reading, references), name="large results")
             reading.task.add_done_callback(partial(self._has_read, run_id, reading))
 
-    async def _read(self, reading: "_Reading", references: dict[str, Reference]) -> None:
+    async def _read(self, reading: "_Reading", references: dict[str, ResultReference]) -> None:
         async with self._turns:
             await self._results.fill(reading.made["resultados"], references)
             self._hand_out(reading.head, msgspec.json.encode(reading.made), sorted(reading.deliver), reading.ended)

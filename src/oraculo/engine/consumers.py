@@ -8,7 +8,8 @@ from math import inf
 from oraculo.core.unread_queues import UnreadQueues
 from oraculo.engine.inbox import Arrived, Inbox
 from oraculo.errors import BrokerError, BrokerUnavailable, OraculoError
-from oraculo.ports.broker import Broker, Consumer, ConsumerDoubted
+from oraculo.ports.broker import Consumer, ConsumerDoubted
+from oraculo.ports.broker_admin import FullBroker
 from oraculo.settings.sections import EngineSettings
 
 HEARD_WITHIN = 5.0  # seconds in which what waits in a queue must get less to be waited for
@@ -16,8 +17,8 @@ HEARD_AT_LAST = 60.0
 _GLANCE = 0.1
 
 
-class OwnQueues:
-    def __init__(self, broker: Broker, inbox: Inbox, queues: Sequence[str], settings: EngineSettings) -> None:
+class EngineConsumers:
+    def __init__(self, broker: FullBroker, inbox: Inbox, queues: Sequence[str], settings: EngineSettings) -> None:
         self.names = queues
         self._broker = broker
         self._inbox = inbox

@@ -20,7 +20,7 @@ from oraculo.engine.decide.cache import Plans
 from oraculo.engine.inbox import Inbox, Wish, patiently
 from oraculo.engine.wide_work import beside
 from oraculo.errors import BrokerUnavailable, InvalidInput, NotFound, WrittenByNewer
-from oraculo.ports.broker import LETTER_SEPARATOR, Broker, DeadLetter
+from oraculo.ports.broker_admin import LETTER_SEPARATOR, DeadLetter, FullBroker
 from oraculo.ports.readable import readable
 from oraculo.ports.store import Store
 from oraculo.wire.message import decode_message
@@ -61,9 +61,9 @@ class _Sorted:
     unreadable: WrittenByNewer | None = None  # why some of them stay where they are
 
 
-class Quarantine:
+class DeadLetters:
     def __init__(
-        self, broker: Broker, store: Store, inbox: Inbox, plans: Plans, names: QueueNames, threads: Executor
+        self, broker: FullBroker, store: Store, inbox: Inbox, plans: Plans, names: QueueNames, threads: Executor
     ) -> None:
         self._broker = broker
         self._store = store
@@ -91,8 +91,9 @@ class Quarantine:
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> Redrive:
         """Raises NotFound when an id is not there, or BrokerUnavailable when its broker is away; then nothing is
-        moved. NotTaken: the queue has no room for some; what it took was moved. Letters of a run that a newer version
-        wrote are left; raises WrittenByNewer when one of them was named or there are no others, which are done first.
+        moved. QueueUnavailable: the queue has no room for some; what it took was moved. Letters of a run that a newer
+        version wrote are left; raises WrittenByNewer when one of them was named or there are no others, which are done
+        first.
 
         The broker is asked as seldom as can be: on RabbitMQ each time all letters are read. Should it end before the
         letters of opened tasks are gone, the next redrive deletes these as obsolete."""
@@ -204,7 +205,7 @@ class Quarantine:
 
     def _expect_brokers_of(self, ids: Sequence[str]) -> None:
         """One that is away cannot be asked whether it has the letter, nor the queue."""
-        for link in self._broker.links():
+        for link in self._broker.statuses():
             if link.trouble is not None and any(one.startswith(link.name + LETTER_SEPARATOR) for one in ids):
                 raise BrokerUnavailable(f"broker {link.name}, whose dead letter it is, is away: {link.trouble}")
 

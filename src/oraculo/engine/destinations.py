@@ -3,17 +3,17 @@ the first command finds its queue."""
 
 from collections.abc import Collection
 
-from oraculo.engine.pipelines import Catalogue
+from oraculo.engine.pipelines import PipelineCatalogue
 from oraculo.engine.queues.known import KnownQueues
-from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Broker, NotTaken
+from oraculo.errors import BrokerError, BrokerUnavailable, QueueUnavailable
+from oraculo.ports.broker import Broker
 from oraculo.ports.telemetry import LoopFailed, Telemetry
 from oraculo.wire.naming import QueueNames
 
 
 class Destinations:
     def __init__(
-        self, broker: Broker, catalogue: Catalogue, names: QueueNames, telemetry: Telemetry, known: KnownQueues
+        self, broker: Broker, catalogue: PipelineCatalogue, names: QueueNames, telemetry: Telemetry, known: KnownQueues
     ) -> None:
         self._broker = broker
         self._known = known
@@ -31,7 +31,7 @@ class Destinations:
         queues = self._catalogue.destinations()
         try:
             await self.declare(queues)
-        except NotTaken:
+        except QueueUnavailable:
             pass  # one that cannot be made now; the next look tries again
         except BrokerUnavailable:
             raise
@@ -65,7 +65,7 @@ class Destinations:
         for queue in sorted(queues):
             try:
                 await self.declare([queue])
-            except NotTaken:
+            except QueueUnavailable:
                 pass  # the next look tries again
             except BrokerUnavailable:
                 return
@@ -74,4 +74,4 @@ class Destinations:
                 self._telemetry.emit(LoopFailed("pipelines", f"the queue '{queue}' is refused: {error}"))
 
     def _working_brokers(self) -> set[tuple[str, int]]:
-        return {(link.name, link.losses) for link in self._broker.links() if link.trouble is None}
+        return {(link.name, link.losses) for link in self._broker.statuses() if link.trouble is None}

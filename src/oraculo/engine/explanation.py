@@ -10,13 +10,13 @@ from oraculo.core.explain import NAMED, Audience, explain, handed_on_to, not_suc
 from oraculo.core.history import Happened
 from oraculo.core.phase import QueueLook
 from oraculo.core.run import Run, TaskStatus
-from oraculo.engine.dead_letters import Quarantine
+from oraculo.engine.dead_letters import DeadLetters
 from oraculo.engine.service import Engine
 from oraculo.engine.wide_work import beside
 from oraculo.errors import BrokerError
 from oraculo.pipeline import bridges
 from oraculo.pipeline.bridges import Beyond, Bridge
-from oraculo.ports.broker import QueueState
+from oraculo.ports.broker_admin import QueueState
 from oraculo.wire import naming
 
 _LATEST = 50  # entries of the history
@@ -37,9 +37,9 @@ class _Queues(NamedTuple):
 
 
 class Explanation:
-    def __init__(self, engine: Engine, quarantine: Quarantine) -> None:
+    def __init__(self, engine: Engine, quarantine: DeadLetters) -> None:
         self._engine = engine
-        self._quarantine = quarantine
+        self._dead_letters = quarantine
         self._bridged = {kind: {queue} for kind, queue in bridges.QUEUES.items()}  # what each bridge reads
         self._bridged[bridges.BULLMQ].update(engine.settings.bullmq.queues)
 
@@ -92,7 +92,7 @@ class Explanation:
         return refused
 
     def _troubles(self, queues: _Queues, stuck: Mapping[str, str]) -> dict[str, str]:
-        links = self._engine.broker.links()
+        links = self._engine.broker.statuses()
         troubles = {f"broker {link.name}": link.trouble for link in links if link.trouble is not None}
         if (why_unsent := self._engine.sending_trouble) and queues.unsent:
             troubles = troubles or {"the broker": why_unsent}  # it answers, so that it seems well, and takes nothing
@@ -102,7 +102,7 @@ class Explanation:
     def _stuck_queues(self, active: Collection[str]) -> dict[str, str]:
         """Of those that a run depends on, and why each does not work."""
         logical, concerned = self._engine.names.logical, {*active, *_OWN_QUEUES}
-        found = {logical(queue): why for link in self._engine.broker.links() for queue, why in link.stuck}
+        found = {logical(queue): why for link in self._engine.broker.statuses() for queue, why in link.stuck}
         return {queue: why for queue, why in found.items() if queue in concerned}
 
     def _refusals(self, unsent: Collection[str]) -> dict[str, str]:
@@ -140,7 +140,7 @@ class Explanation:
             return {}
         unseen = Audience(0 if broker.capabilities.counts_consumers else None, 0)
         seen = {names.logical(state.queue): _audience(state) for state in states}
-        all_tell = all(link.trouble is None for link in broker.links())
+        all_tell = all(link.trouble is None for link in broker.statuses())
         found = dict.fromkeys((queue for queue in queues if all_tell and queue not in stuck), unseen) | seen
         bridged = set().union(*self._bridged.values()) & found.keys()
         return found | {queue: found[queue]._replace(is_bridged=True) for queue in bridged}
@@ -159,7 +159,7 @@ class Explanation:
         if not (self._engine.broker.capabilities.peeks and 0 < audience.dead_letters <= _MOST_LETTERS):
             return audience
         try:
-            return audience._replace(own_letters=await self._quarantine.commands_of(run, queue))
+            return audience._replace(own_letters=await self._dead_letters.commands_of(run, queue))
         except BrokerError:
             return audience
 

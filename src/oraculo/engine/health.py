@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from oraculo.engine.consumers import OwnQueues
+from oraculo.engine.consumers import EngineConsumers
 from oraculo.errors import OraculoError
-from oraculo.ports.broker import Broker, Link
+from oraculo.ports.broker import Broker, BrokerStatus
 
 _PATIENCE = 5.0
 _UNKNOWN_WHY = "its consumer gets nothing, and is made again"
@@ -19,37 +19,37 @@ class Health(NamedTuple):
 
 async def broker_health(broker: Broker) -> Health:
     broken = await fault_of(broker.check)
-    links = broker.links()
-    parts = {f"broker {link.name}": _link_trouble(link) for link in links}
-    if len(links) == 1:
-        parts[f"broker {links[0].name}"] = broken or _link_trouble(links[0])
-    return Health(parts, broken is None and not any(link.deaf for link in links))
+    statuses = broker.statuses()
+    parts = {f"broker {status.name}": _status_trouble(status) for status in statuses}
+    if len(statuses) == 1:
+        parts[f"broker {statuses[0].name}"] = broken or _status_trouble(statuses[0])
+    return Health(parts, broken is None and not any(status.deaf for status in statuses))
 
 
-def unheard_queue(queue: str, links: Sequence[Link], failure: str | None) -> str | None:
+def unheard_queue(queue: str, statuses: Sequence[BrokerStatus], failure: str | None) -> str | None:
     """Return why nothing is heard on a queue, and of several brokers on which; None: it is heard.
 
     `failure`: why the last consumer ended."""
     told = []
-    for link in links:
-        if link.trouble is None and queue in link.deaf:
-            why = dict(link.unread + link.paused).get(queue) or failure or _UNKNOWN_WHY
-            told.append(f"of {link.name}: {why}" if len(links) > 1 else why)
+    for status in statuses:
+        if status.trouble is None and queue in status.deaf:
+            why = dict(status.unread + status.paused).get(queue) or failure or _UNKNOWN_WHY
+            told.append(f"of {status.name}: {why}" if len(statuses) > 1 else why)
     return "; ".join(told) or failure
 
 
-def reading_trouble(queues: OwnQueues) -> str | None:
+def reading_trouble(queues: EngineConsumers) -> str | None:
     if not (missing := queues.without_consumer):
         return None
     return f"nobody reads {', '.join(missing)}: a consumer is being made{_last_failure(queues.unread.values())}"
 
 
-def _link_trouble(link: Link) -> str | None:
-    if link.trouble is None and link.deaf:
-        failure = _last_failure(why for _, why in link.unread)
-        pauses = "".join(f"; {queue}: {why}" for queue, why in link.paused)
-        return f"heard nothing on {', '.join(link.deaf)}: the consumer is being made again{failure}{pauses}"
-    return link.trouble
+def _status_trouble(status: BrokerStatus) -> str | None:
+    if status.trouble is None and status.deaf:
+        failure = _last_failure(why for _, why in status.unread)
+        pauses = "".join(f"; {queue}: {why}" for queue, why in status.paused)
+        return f"heard nothing on {', '.join(status.deaf)}: the consumer is being made again{failure}{pauses}"
+    return status.trouble
 
 
 def _last_failure(reasons: Iterable[str]) -> str:

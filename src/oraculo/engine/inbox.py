@@ -27,7 +27,7 @@ class Arrived(msgspec.Struct, eq=False, gc=False):
     consumer: Consumer
 
 
-class Answer(msgspec.Struct, eq=False, gc=False):
+class AnswerInput(msgspec.Struct, eq=False, gc=False):
     """An arrived message that is about a run."""
 
     message: Message
@@ -92,7 +92,7 @@ class Note(msgspec.Struct, eq=False, gc=False):
 
 
 Input = Arrived | Submission | Wish | Resend
-OfRun = Answer | BadAnswer | Wish | Resend | Note
+OfRun = AnswerInput | BadAnswer | Wish | Resend | Note
 
 
 class WideInput(NamedTuple):
@@ -326,5 +326,5 @@ def _as_they_came(items: Iterable[OfRun]) -> tuple[list[Input], list[Note]]:
         if isinstance(item, Note):
             notes.append(item)
         else:
-            inputs.append(item.arrived if isinstance(item, Answer | BadAnswer) else item)
+            inputs.append(item.arrived if isinstance(item, AnswerInput | BadAnswer) else item)
     return inputs, notes

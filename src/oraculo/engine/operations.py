@@ -15,7 +15,7 @@ from oraculo.core.machine import Verdict
 from oraculo.core.plan import Plan
 from oraculo.core.refusals import refuse_with
 from oraculo.core.run import Run, RunHead, RunStatus, Task
-from oraculo.engine.dead_letters import Quarantine, Redrive
+from oraculo.engine.dead_letters import DeadLetters, Redrive
 from oraculo.engine.decide.requests import fingerprint_of
 from oraculo.engine.explanation import Explanation
 from oraculo.engine.health import Health
@@ -41,8 +41,10 @@ from oraculo.errors import (
 )
 from oraculo.pipeline.advice import mistyped_types, unserved_queues
 from oraculo.pipeline.definition import Definition, text_fault
-from oraculo.ports.broker import DeadLetter, Link, QueueState
-from oraculo.ports.store import Created, Outcome, Page, RunQuery
+from oraculo.ports.broker import BrokerStatus
+from oraculo.ports.broker_admin import DeadLetter, QueueState
+from oraculo.ports.browse import Page, RunQuery
+from oraculo.ports.store import Created, CreationOutcome
 from oraculo.ports.threads import handed_over
 from oraculo.wire import naming
 
@@ -67,10 +69,10 @@ class Operations:
         self._engine = engine
         self._waiting = 0
         self._waiting_bytes = 0
-        self._quarantine = Quarantine(
+        self._dead_letters = DeadLetters(
             engine.broker, engine.store, engine.inbox, engine.plans, engine.names, engine.threads
         )
-        self._explanation = Explanation(engine, self._quarantine)
+        self._explanation = Explanation(engine, self._dead_letters)
 
     # -- runs -------------------------------------------------------------------------------------------------
 
@@ -102,7 +104,7 @@ class Operations:
         with self._engine.watchers.watching(submission.changes.run.id) as watch:
             created = await self._create(submission)
             del body, submission  # it is in the store: whoever waits need not keep it, and many may wait
-            if created.outcome is Outcome.CREATED:
+            if created.outcome is CreationOutcome.CREATED:
                 return await self._outcome(watch, wait)
         return await self._submitted_before(created.run_id, wait)
 
@@ -134,13 +136,13 @@ class Operations:
         self._count(submission, submission.done)
         self._engine.inbox.put([submission])
         created = await patiently(submission.done, has_key=submission.idempotency_key is not None)
-        if created.outcome is Outcome.CREATED:
+        if created.outcome is CreationOutcome.CREATED:
             return created
-        if created.outcome is Outcome.KEY_REUSED:
+        if created.outcome is CreationOutcome.KEY_REUSED:
             raise IdempotencyKeyReused(
                 f"this Idempotency-Key was used for run {created.run_id} with another body; use a new key"
             )
-        if created.outcome is not Outcome.SAME or not await self._is_repetition(submission, created.run_id):
+        if created.outcome is not CreationOutcome.SAME or not await self._is_repetition(submission, created.run_id):
             raise Conflict(f"the correlation_id {naming.shown(created.run_id)} is in use; choose another, or none")
         return created
 
@@ -321,7 +323,7 @@ class Operations:
         engines leave on the broker is of no use to anybody else."""
         names, states = self._engine.names, await self._engine.broker.queues()
         states = [*states, *await self._engine.remembered.unlisted(states, names)]
-        may_show = self._engine.queue_targets.call_fault
+        may_show = self._engine.queue_rules.call_fault
         ours = [state for state in states if state.queue.startswith(names.prefix)]
         return [state for state in ours if may_show(names.logical(state.queue)) is None]
 
@@ -334,21 +336,21 @@ class Operations:
 
     async def dead_letters(self, queue: str, *, limit: int = 100, after: str | None = None) -> Sequence[DeadLetter]:
         self._expect_allowed(queue)
-        return await self._quarantine.letters(queue, limit, after)
+        return await self._dead_letters.letters(queue, limit, after)
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> Redrive:
         self._expect_accepting()
         self._expect_allowed(queue)
-        return await self._quarantine.redrive(queue, ids)
+        return await self._dead_letters.redrive(queue, ids)
 
     async def discard(self, queue: str, letter_id: str) -> None:
         self._expect_accepting()
         self._expect_allowed(queue)
-        await self._quarantine.discard(queue, letter_id)
+        await self._dead_letters.discard(queue, letter_id)
 
     def _expect_allowed(self, queue: str) -> None:
         """Raise InvalidRequest for a queue that no call may look at."""
-        if fault := self._engine.queue_targets.call_fault(queue):
+        if fault := self._engine.queue_rules.call_fault(queue):
             raise InvalidRequest(Fault("fila", fault))
 
     # -- health -----------------------------------------------------------------------------------------------
@@ -356,10 +358,10 @@ class Operations:
     async def health(self) -> Health:
         return await self._engine.health()
 
-    def brokers(self) -> Sequence[Link]:
+    def brokers(self) -> Sequence[BrokerStatus]:
         """With the names of queues as callers know them."""
         logical = self._engine.names.logical
-        links = self._engine.broker.links()
+        links = self._engine.broker.statuses()
         return [msgspec.structs.replace(link, deaf=tuple(map(logical, link.deaf))) for link in links]
 
     async def census(self) -> dict[RunStatus, int]:

@@ -9,7 +9,7 @@ import msgspec
 
 from oraculo.errors import Fault, InvalidPipeline
 from oraculo.pipeline.definition import Definition
-from oraculo.pipeline.queue_rules import QueueTargets
+from oraculo.pipeline.queue_rules import QueueRules
 from oraculo.pipeline.retry import RetryPolicy
 from oraculo.pipeline.text import MAX_TEXT, expect_length, read_pipeline
 
@@ -43,7 +43,7 @@ class FolderContents(msgspec.Struct, frozen=True):
 class PipelineFolder:
     """One bad file keeps no other from being used."""
 
-    def __init__(self, folder: Path, default_retry: RetryPolicy, default_timeout: float, queues: QueueTargets) -> None:
+    def __init__(self, folder: Path, default_retry: RetryPolicy, default_timeout: float, queues: QueueRules) -> None:
         self._folder = folder
         self._queues = queues
         self._default_retry = default_retry

@@ -13,11 +13,11 @@ from oraculo.engine.pipeline_folder import BadFile, FolderContents, PipelineFold
 from oraculo.errors import Conflict, Fault, NotFound, StoreUnavailable, UnknownPipeline, WrittenByNewer
 from oraculo.pipeline.bridges import queue_of
 from oraculo.pipeline.definition import Definition, decode_definition, encode_definition
-from oraculo.pipeline.queue_rules import QueueTargets
+from oraculo.pipeline.queue_rules import QueueRules
 from oraculo.pipeline.retry import RetryPolicy
 from oraculo.pipeline.text import read_pipeline
 from oraculo.ports.clock import Clock
-from oraculo.ports.store import Store
+from oraculo.ports.registry import Registry
 from oraculo.ports.telemetry import LoopFailed, PipelineFileMended, PipelineFileRejected, Telemetry
 from oraculo.ports.threads import handed_over
 from oraculo.settings import LimitSettings
@@ -34,7 +34,7 @@ class Origin(StrEnum):
     STORED = "api"
 
 
-class Catalogue:
+class PipelineCatalogue:
     """What a user put wins over the folder, and the folder over what is built in."""
 
     def __init__(
@@ -46,11 +46,11 @@ class Catalogue:
         threads: Executor | None = None,
         telemetry: Telemetry | None = None,
         reader: Executor | None = None,
-        queues: QueueTargets | None = None,
+        queues: QueueRules | None = None,
         limits: LimitSettings | None = None,
     ) -> None:
         self._limits = limits or LimitSettings()
-        self._queues = queues or QueueTargets()
+        self._queues = queues or QueueRules()
         self.routes = routes
         self._threads = threads
         self._reader = reader
@@ -105,14 +105,14 @@ class Catalogue:
             raise NotFound(f"there is no pipeline {naming.shown(name)}{naming.nearest(name, self._merged)}")
         return self._merged[name]
 
-    async def load(self, store: Store) -> None:
+    async def load(self, store: Registry) -> None:
         """Raises InvalidPipeline when the folder cannot be read."""
         self._layers[Origin.BUILT_IN] = dict(built_in_pipelines(self._default_retry, self._default_timeout))
         self.read_folder()
         await self.refresh_stored(store)
         self._merge()  # also where users put none
 
-    async def refresh_stored(self, store: Store) -> bool:
+    async def refresh_stored(self, store: Registry) -> bool:
         """Reads what users put again when somebody put or deleted one, through this process or another."""
         async with self._in_turn():
             return await self._refresh_stored(store)
@@ -130,7 +130,7 @@ class Catalogue:
         finally:
             self._turn.release()
 
-    async def _refresh_stored(self, store: Store) -> bool:
+    async def _refresh_stored(self, store: Registry) -> bool:
         if (mark := await store.pipelines_mark()) == self._mark:
             return False
         await self._read_stored(await store.pipelines())
@@ -183,7 +183,7 @@ class Catalogue:
             self._telemetry.emit(PipelineFileMended(file))
 
     async def put(
-        self, name: str, text: bytes, store: Store, clock: Clock, admit: Callable[[Definition], Awaitable[None]]
+        self, name: str, text: bytes, store: Registry, clock: Clock, admit: Callable[[Definition], Awaitable[None]]
     ) -> tuple[Definition, bool]:
         """The definition, and whether its name is new. Raises InvalidPipeline with step and fault, or
         Conflict; and what `admit` raises."""
@@ -224,7 +224,7 @@ class Catalogue:
             most = f"ORACULO_LIMITS_PIPELINES_BYTES allows {limits.pipelines_bytes}"
             raise Conflict(f"with this one the stored pipelines would have {size} bytes; {most}: delete one")
 
-    async def delete(self, name: str, store: Store) -> None:
+    async def delete(self, name: str, store: Registry) -> None:
         """Raises NotFound, also when another engine was faster, or Conflict."""
         async with self._in_turn():
             await self._refresh_stored(store)

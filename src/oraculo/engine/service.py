@@ -14,44 +14,44 @@ from functools import partial
 from math import inf
 
 from oraculo.core.events import Event, RunDue, TaskDue, Untaken
-from oraculo.engine.after_commit import Consequences
-from oraculo.engine.cluster.broker_marks import Memories
-from oraculo.engine.cluster.broker_watch import LinkWatch
+from oraculo.engine.after_commit import AfterCommit
+from oraculo.engine.cluster.broker_marks import BrokerMarks
+from oraculo.engine.cluster.broker_watch import BrokerWatch
 from oraculo.engine.cluster.peers import Peers
-from oraculo.engine.consumers import OwnQueues
+from oraculo.engine.consumers import EngineConsumers
 from oraculo.engine.decide.cache import HotRuns, Plans
 from oraculo.engine.decide.intake import Intake
 from oraculo.engine.decide.pacing import Pace
 from oraculo.engine.decide.requests import RunMaker
-from oraculo.engine.deliver.deliveries import Courier
+from oraculo.engine.deliver.deliveries import Deliveries
 from oraculo.engine.deliver.webhooks import HttpPost, Post
 from oraculo.engine.destinations import Destinations
 from oraculo.engine.health import Health, broker_health, fault_of, reading_trouble, unheard_queue
 from oraculo.engine.inbox import Inbox
-from oraculo.engine.pipelines import Catalogue
+from oraculo.engine.pipelines import PipelineCatalogue
 from oraculo.engine.queues.known import KnownQueues
 from oraculo.engine.queues.last_looks import LastLooks
-from oraculo.engine.queues.limits import NewQueues
+from oraculo.engine.queues.limits import NewQueueLimits
 from oraculo.engine.queues.looks import QueueLooks
 from oraculo.engine.queues.remembered import RememberedQueues
-from oraculo.engine.queues.removal import MadeQueues
+from oraculo.engine.queues.removal import NotedQueues
 from oraculo.engine.queues.served import ServedQueues
 from oraculo.engine.queues.unheard_answers import UnheardAnswers
 from oraculo.engine.results.earlier import EarlierResults
-from oraculo.engine.results.reader import LargeResults
-from oraculo.engine.results.writer import Offload
-from oraculo.engine.retention.objects import Janitor, claim, claim_fault
-from oraculo.engine.retention.runs import Retention
+from oraculo.engine.results.reader import ResultReader
+from oraculo.engine.results.writer import ResultWriter
+from oraculo.engine.retention.objects import ObjectRetention, claim, claim_fault
+from oraculo.engine.retention.runs import RunRetention
 from oraculo.engine.send.outbox import Outbox
 from oraculo.engine.timers import Timers
 from oraculo.engine.watchers import Lookout, Watchers
 from oraculo.errors import BrokerUnavailable, StoreError, StoreUnavailable
-from oraculo.pipeline.queue_rules import QueueTargets
+from oraculo.pipeline.queue_rules import QueueRules
 from oraculo.ports.bridge import Outlook, RunningBridge
-from oraculo.ports.broker import Broker
+from oraculo.ports.broker_admin import FullBroker
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.objects import Objects
-from oraculo.ports.store import Due, Store
+from oraculo.ports.store import Due, Storage
 from oraculo.ports.telemetry import LoopFailed, Telemetry
 from oraculo.settings import Settings
 from oraculo.wire.naming import QueueNames
@@ -78,8 +78,8 @@ class Engine:
     def __init__(
         self,
         settings: Settings,
-        broker: Broker,
-        store: Store,
+        broker: FullBroker,
+        store: Storage,
         *,
         clock: Clock,
         entropy: Entropy,
@@ -117,11 +117,11 @@ class Engine:
         self.inbox = Inbox(engine.note_linger, (engine.prefetch + 1) // 2, crowded_at=engine.batch)
         self.watchers = Watchers()
         self._earlier = self._earlier_results()
-        self.results = LargeResults(objects, self._earlier, self._claim_fault, settings, telemetry, self.threads)
+        self.results = ResultReader(objects, self._earlier, self._claim_fault, settings, telemetry, self.threads)
 
         # What comes in.
-        self.queue_targets = QueueTargets(settings.queues.allow, settings.bridges_allow)
-        self.catalogue = Catalogue(
+        self.queue_rules = QueueRules(settings.queues.allow, settings.bridges_allow)
+        self.catalogue = PipelineCatalogue(
             settings.routes,
             settings.pipelines,
             runs.retry,
@@ -129,14 +129,14 @@ class Engine:
             self.threads,
             telemetry,
             self._reader,
-            self.queue_targets,
+            self.queue_rules,
             settings.limits,
         )
         fresh = settings.queues.remove_after / 2 or inf  # seconds: it may have been removed since
         self.known_queues, admitted = KnownQueues(fresh), KnownQueues(fresh)
         planned = self.catalogue.destinations
-        self.new_queues = NewQueues(broker, self.known_queues, self.names, settings.queues, planned, admitted)
-        self.made_queues = MadeQueues(
+        self.new_queues = NewQueueLimits(broker, self.known_queues, self.names, settings.queues, planned, admitted)
+        self.made_queues = NotedQueues(
             broker,
             self.known_queues,
             planned,
@@ -148,11 +148,11 @@ class Engine:
         )
         self.destinations = Destinations(broker, self.catalogue, self.names, telemetry, self.known_queues)
         own_queues = (self.names.answers, self.names.requests) if role is Role.WHOLE else ()
-        self.own_queues = OwnQueues(broker, self.inbox, own_queues, engine)
-        self.maker = RunMaker(self.catalogue, self.plans, self.queue_targets, clock, entropy, settings)
+        self.own_queues = EngineConsumers(broker, self.inbox, own_queues, engine)
+        self.maker = RunMaker(self.catalogue, self.plans, self.queue_rules, clock, entropy, settings)
         self.queue_looks = QueueLooks(broker, self.names, clock, self.threads, settings.bullmq.queues)
         self.remembered = RememberedQueues(broker, store)
-        self.served_queues = ServedQueues(broker, self.remembered, self.names, self.queue_targets)
+        self.served_queues = ServedQueues(broker, self.remembered, self.names, self.queue_rules)
         self._last_looks = LastLooks(store, self.plans, clock, self.threads, self.queue_looks, self.served_queues)
         self._timers = Timers(store, self.inbox, clock, self.peers, engine.poll, self._due_event_maker)
 
@@ -172,14 +172,16 @@ class Engine:
         )
         self._http = HttpPost(settings.webhook)
         post = post or self._http
-        self._courier = Courier(
+        self._deliveries = Deliveries(
             self.made_queues, self.inbox, self.results, settings.webhook, post, self.names, clock, entropy, telemetry
         )
 
         # What decides, between the two.
-        self._offload = Offload(objects, self._claim_fault, settings.objects.threshold_bytes, telemetry, self.threads)
-        self._consequences = Consequences(
-            self._outbox, self._timers, self._courier, self.watchers, self.results, telemetry
+        self._result_writer = ResultWriter(
+            objects, self._claim_fault, settings.objects.threshold_bytes, telemetry, self.threads
+        )
+        self._after_commit = AfterCommit(
+            self._outbox, self._timers, self._deliveries, self.watchers, self.results, telemetry
         )
         self._intake = Intake(
             store,
@@ -188,8 +190,8 @@ class Engine:
             self.refresh_pipelines,
             self.plans,
             HotRuns(engine.cached_tasks, self._decides_alone),
-            self._offload,
-            self._consequences,
+            self._result_writer,
+            self._after_commit,
             self.new_queues,
             Pace(self._count_deciders, entropy),
             names=self.names,
@@ -201,12 +203,12 @@ class Engine:
         )
 
         # What looks around now and then.
-        self._retention = Retention(store, clock, telemetry, settings.store.retention_days)
+        self._retention = RunRetention(store, clock, telemetry, settings.store.retention_days)
         self._lookout = Lookout(self.watchers, store, self.plans, self.results, self.is_sole, engine.poll)
-        self._links = LinkWatch(
+        self._broker_watch = BrokerWatch(
             broker, store, self.inbox, self.peers, clock, telemetry, engine.poll, acts=role is Role.WHOLE
         )
-        self._memories = Memories(broker, self._links, self.names, telemetry, engine.poll)
+        self._broker_marks = BrokerMarks(broker, self._broker_watch, self.names, telemetry, engine.poll)
         self.unheard_answers = UnheardAnswers(broker, self.names.answers)
 
         # What is there once it is started.
@@ -263,9 +265,9 @@ class Engine:
             return of_all | {"answers": self.unheard_answers.run}
         for duty, place in (("janitor", self.objects), ("janitor of earlier results", self._earlier_objects)):
             if place is not None:
-                of_all[duty] = Janitor(place, self.store, self.peers, self.clock).run
+                of_all[duty] = ObjectRetention(place, self.store, self.peers, self.clock).run
         if self.broker.capabilities.shared:
-            of_all["memories"] = self._memories.run
+            of_all["memories"] = self._broker_marks.run
         return of_all | {
             "engines": self.peers.run,
             "sweep": self._sweep,
@@ -296,7 +298,7 @@ class Engine:
         answers = self.names.answers
         if answers not in self.own_queues.names:
             return None
-        return unheard_queue(answers, self.broker.links(), self.own_queues.unread.get(answers))
+        return unheard_queue(answers, self.broker.statuses(), self.own_queues.unread.get(answers))
 
     def _due_event_maker(self) -> Callable[[Due], Event]:
         known = self._untaken(), self._last_looks.looks(), self.unheard
@@ -363,7 +365,7 @@ class Engine:
         try:
             await self.broker.start()
             if self.broker.capabilities.shared:
-                await self._memories.begin()  # what waits is sent as soon as it can be
+                await self._broker_marks.begin()  # what waits is sent as soon as it can be
             await self.destinations.declare_all()
         except BrokerUnavailable as error:
             self.telemetry.emit(LoopFailed("broker", str(error)))
@@ -376,8 +378,8 @@ class Engine:
                 await asyncio.sleep(self.settings.engine.poll)
             self._connected = True
             if not self.broker.capabilities.durable:  # as at the start, but work is under way
-                self._links.memory_was_lost()
-        await self._links.run()
+                self._broker_watch.memory_was_lost()
+        await self._broker_watch.run()
 
     def _duty(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         return asyncio.create_task(self._keep_going(name, work), name=name)
@@ -445,8 +447,8 @@ class Engine:
         await self._end_tasks(self._pumps)
         if self._deciding is not None:  # else nobody decides, sends or delivers: it never started, or has stopped
             await self._finish_in_grace()
-        await self._consequences.abandon()
-        await self._courier.abandon()
+        await self._after_commit.abandon()
+        await self._deliveries.abandon()
         await self._end_tasks(self._duties)
         await self._outbox.abandon()
         await self._stop_deciding()
@@ -467,8 +469,8 @@ class Engine:
             async with asyncio.timeout(self.settings.engine.stop_grace):
                 await self._intake.drained()
                 await self._outbox.flushed()
-                await self._consequences.handed_out()
-                await self._courier.finished()
+                await self._after_commit.handed_out()
+                await self._deliveries.finished()
 
     async def _stop_deciding(self) -> None:
         """Commits the last notes, so that what was sent is not sent again at the next start."""
@@ -519,7 +521,7 @@ class Engine:
 
     async def _objects_trouble(self) -> dict[str, str | None]:
         if self.objects is not None:  # without it, large results stay in the store
-            trouble = self._offload.trouble or (self._earlier and self._earlier.trouble)
+            trouble = self._result_writer.trouble or (self._earlier and self._earlier.trouble)
             return {f"objects {self.objects.name}": trouble or await fault_of(self.objects.check)}
         return {} if self.results.trouble is None else {"objects": self.results.trouble}
 

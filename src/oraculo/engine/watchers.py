@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from oraculo.core.chunks import pages
 from oraculo.core.run import RunStatus
 from oraculo.engine.decide.cache import Plans
-from oraculo.engine.results.reader import LargeResults
+from oraculo.engine.results.reader import ResultReader
 from oraculo.errors import WrittenByNewer
 from oraculo.ports.readable import readable
 from oraculo.ports.store import Store
@@ -133,7 +133,7 @@ class Lookout:
         watchers: Watchers,
         store: Store,
         plans: Plans,
-        results: LargeResults,
+        results: ResultReader,
         is_sole: Callable[[], bool],
         poll: float,
     ) -> None:

@@ -17,7 +17,7 @@ _SETTING = "ORACULO_QUEUES_ALLOW"
 _PATTERN = re.compile(r"[A-Za-z0-9_.*?\[\]!-]{1,200}")
 
 
-class QueueTargets:
+class QueueRules:
     """The queues that requests, pipelines and calls may name; without patterns all but system queues.
 
     `bridges`: what they may name behind each bridge, by its kind.

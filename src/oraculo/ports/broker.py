@@ -5,19 +5,15 @@ Queue names are physical: any prefix is in them already. `<queue>.dlq` is the qu
 Every call may raise BrokerUnavailable (cannot be reached now: try again) or BrokerError (refused).
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.wire.naming import shown
 
 NO_REASON = "published to the dead-letter queue without a reason"
 MAY_LOSE = "a queue may lose messages"  # logged, with `queue` and `reason`, of one that others made so
-LETTER_PAGE_BYTES = 8 * 1024 * 1024  # of bodies that one call of `dead_letters` returns, and at most one more
-LETTER_BODY_BYTES = 1024 * 1024  # of one body there; what is beyond is cut off
-LETTER_SEPARATOR = ":"  # of several brokers, between the name of a dead letter's and its id there
 
 
 class Capabilities(msgspec.Struct, frozen=True):
@@ -60,22 +56,14 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
     leaves_room: bool = False
 
 
-class NotTaken(BrokerUnavailable):
-    """The broker works, and did not take some messages: a queue is full, say. It may take them later.
+class Receipt(msgspec.Struct, frozen=True, gc=False):
+    """What became of one published message: the broker that took it, or why none did.
 
-    `vias`: for each message of the call, the link that took it, or None. Empty where there is no such call.
-    `down`: the places among them of those whose queue does not work at all; the others' are full, by a limit of their
-    owner's.
+    `error` is QueueFull or QueueDown where a retry may help, MessageTooLarge or another BrokerError where none will.
     """
 
-    def __init__(self, told: str, vias: Sequence[str | None] = (), down: Collection[int] = ()) -> None:
-        super().__init__(told)
-        self.vias = vias
-        self.down = down
-
-    @property
-    def count(self) -> int:
-        return self.vias.count(None)
+    broker: str | None = None
+    error: BrokerError | None = None
 
 
 class NotMoved(BrokerUnavailable):
@@ -88,13 +76,6 @@ class ConsumerDoubted(BrokerUnavailable):
     again at once, without alarm."""
 
 
-class NotAnId(BrokerError):
-    """What was given for the id of a dead letter cannot be one there."""
-
-    def __init__(self, given: str) -> None:
-        super().__init__(f"after: not the id of a dead letter: {shown(given)}")
-
-
 class Delivery(msgspec.Struct, gc=False):
     """A message handed to a consumer: it stays the broker's until it is acked, retried or dead-lettered."""
 
@@ -105,31 +86,7 @@ class Delivery(msgspec.Struct, gc=False):
     via: str | None = None  # of several brokers, the one that brought it
 
 
-class DeadLetter(msgspec.Struct, frozen=True):
-    """A message in quarantine."""
-
-    id: str
-    queue: str  # the queue it came from, not the dead-letter queue
-    body: bytes
-    reason: str
-    at: float  # seconds since the epoch; 0: nobody told, as a plain client that put it there itself
-    redeliveries: int = 0
-    cut_from: int | None = None  # bytes of the whole body, where `body` is its beginning only
-
-
-class QueueState(msgspec.Struct, frozen=True):
-    queue: str
-    ready: int  # waiting to be delivered, those that wait for a delay included
-    unacked: int | None  # delivered and not yet settled; None: the broker does not tell
-    dead_letters: int
-    consumers: int | None = None  # None: the broker does not tell
-    delayed: int = 0  # those of `ready` that wait for a delay, as far as the broker tells
-    at: Mapping[str, "QueueState"] = {}  # of several brokers, as each that has the queue tells by itself
-    taken: tuple[bytes, ...] | None = None  # the bodies of those unacked, where the broker is in this process
-    paused: str | None = None  # why nobody is given its messages, though the broker works
-
-
-class Link(msgspec.Struct, frozen=True):
+class BrokerStatus(msgspec.Struct, frozen=True):
     """How the connection to one broker is doing, as it was last seen. Asking costs nothing."""
 
     name: str
@@ -175,7 +132,15 @@ class Consumer(Protocol):
     async def close(self) -> None: ...
 
 
+class Publisher(Protocol):
+    """A broker, or a part that publishes to one."""
+
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]: ...
+
+
 class Broker(Protocol):
+    """Publishes and consumes messages. `broker_admin` has what people and upkeep do with queues."""
+
     @property
     def name(self) -> str:
         """For people: `memory`, `rabbitmq`, …; unique among the brokers that a process uses."""
@@ -192,70 +157,21 @@ class Broker(Protocol):
         """Makes the queues, and the dead-letter queue of each, where they are missing."""
         ...
 
-    def links(self) -> Sequence[Link]:
+    def statuses(self) -> Sequence[BrokerStatus]:
         """The broker, or each of the brokers that stand behind this one, in order of preference."""
         ...
 
-    def behind(self) -> "Sequence[Broker]":
-        """The same brokers, each to be used by itself."""
-        ...
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
+        """Return one receipt a message, in their order, once the broker has confirmed or refused each.
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
-        """Returns once the broker has confirmed every message, with the name of the link that took each; a queue that
-        is missing is made.
-
-        Raises BrokerUnavailable when it cannot, or not in time. Some may then have been taken: publishing again makes
-        duplicates, never losses. Raises NotTaken when it is known which were not taken. A message whose `reason` is set
-        is a dead letter of `queue` and goes to its dlq.
+        A queue that is missing is made. A message whose `reason` is set is a dead letter of `queue` and goes to its
+        dlq. Raises BrokerError, mostly BrokerUnavailable, when nothing is known of any message: some may have been
+        taken, so publishing again makes duplicates, never losses.
         """
         ...
 
     async def consume(self, queue: str, *, prefetch: int) -> Consumer:
         """Subscribes, making the queue where it is missing. Messages published before are delivered too."""
-        ...
-
-    async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
-        """The state of the named queues that exist, or of all; dead-letter queues are counted with their queue. One
-        that somebody deleted is told of while its dead-letter queue is there: nobody else would see what rests in it.
-        """
-        ...
-
-    async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
-        """Looks at the quarantine of `queue`, oldest first, starting behind id `after`. Takes nothing out.
-
-        However large the letters are, little is read into memory: bodies over LETTER_BODY_BYTES are cut, and the page
-        ends with the letter that passes LETTER_PAGE_BYTES. Raises NotAnId when `after` cannot be one.
-        """
-        ...
-
-    async def look_through(
-        self, queue: str, see: Callable[[DeadLetter], None], ids: Collection[str] | None = None
-    ) -> None:
-        """Shows to `see` each dead letter of `queue` (all, or those named), a few in memory at a time. Takes nothing
-        out; unknown ids are passed over. Where one can be found only by reading all, they are read once, and not once
-        for each page."""
-        ...
-
-    async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
-        """Moves dead letters (all, or those named) back to the end of `queue`, their deliveries counted from zero.
-        Returns how many were moved; unknown ids are passed over. Raises NotTaken, which names none, when `queue` is
-        full: those that it took were moved, the others were not."""
-        ...
-
-    async def discard(self, queue: str, ids: Sequence[str]) -> int:
-        """Deletes dead letters. Returns how many there were."""
-        ...
-
-    async def remove(self, queues: Sequence[str]) -> None:
-        """Deletes each queue with all that belongs to it: what waits, also for a delay, and its dead letters. One that
-        is not there is fine. For queues that nobody uses any more: whoever still consumes one loses its subscription.
-        """
-        ...
-
-    async def remove_unused(self, queues: Sequence[str]) -> Sequence[str]:
-        """Deletes each queue that nobody consumes, that is empty, and whose dead letters and delayed messages are none
-        either. Returns those that are gone, also those that were not there. Where it is not done safely (see
-        `Capabilities`), the caller sees to it that none of its own messages is on its way there."""
         ...
 
     async def check(self) -> str:
@@ -266,3 +182,16 @@ class Broker(Protocol):
     async def close(self) -> None:
         """Closes every consumer and the connection. Idempotent."""
         ...
+
+
+def ensure_taken(receipts: Sequence[Receipt]) -> Sequence[str]:
+    """Return the broker that took each message. Raises the first error among the receipts."""
+    for receipt in receipts:
+        if receipt.error is not None:
+            raise receipt.error
+    return [receipt.broker or "" for receipt in receipts]
+
+
+async def publish_all(broker: Publisher, messages: Sequence[Outgoing]) -> None:
+    """Publish messages, all of which must be taken. Raises BrokerError for the first that was not."""
+    ensure_taken(await broker.publish(messages))

@@ -10,7 +10,7 @@ from typing import ParamSpec, Protocol, TypeVar
 
 import msgspec
 
-from oraculo.core.result_reference import Reference, make_reference
+from oraculo.core.result_reference import ResultReference, make_reference
 from oraculo.errors import ObjectLost, ObjectsUnavailable
 from oraculo.ports.threads import handed_over
 
@@ -71,7 +71,7 @@ class Objects(Protocol):
 
 async def put_result(
     objects: Objects, run_id: str, task: str | None, payload: bytes, threads: Executor | None = None
-) -> Reference:
+) -> ResultReference:
     """Hashing takes a while: it is done in a thread, too; in one of `threads`, or of the event loop's own, where others
     may keep it waiting."""
     reference = await in_thread(threads, make_reference, run_id, task, payload)
@@ -79,7 +79,7 @@ async def put_result(
     return reference
 
 
-async def get_result(objects: Objects, reference: Reference, threads: Executor | None = None) -> bytes:
+async def get_result(objects: Objects, reference: ResultReference, threads: Executor | None = None) -> bytes:
     """Raises ObjectLost when it is not there, or is not what was put."""
     payload = await objects.get(reference.key)
     if not await in_thread(threads, reference.names, payload):

@@ -11,8 +11,9 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from oraculo.core.history import HistoryEntry
-from oraculo.core.run import Changes, RunHead, RunStatus, Task
+from oraculo.core.run import Changes, RunHead, Task
+from oraculo.ports.browse import Browse
+from oraculo.ports.registry import Registry
 
 
 class Creation(msgspec.Struct):
@@ -23,7 +24,7 @@ class Creation(msgspec.Struct):
     idempotency_key: str | None = None
 
 
-class Outcome(StrEnum):
+class CreationOutcome(StrEnum):
     CREATED = "created"
     SAME = "same"  # the id or the idempotency key is there already, with the same fingerprint
     ID_IN_USE = "id_in_use"  # the id is there already, with another fingerprint
@@ -31,7 +32,7 @@ class Outcome(StrEnum):
 
 
 class Created(msgspec.Struct, frozen=True):
-    outcome: Outcome
+    outcome: CreationOutcome
     run_id: str  # of the run that is there now: the new one, or the one that was there before
 
 
@@ -64,38 +65,8 @@ class Unsent(msgspec.Struct, frozen=True, gc=False):
     attempt: int
 
 
-class RunQuery(msgspec.Struct, frozen=True):
-    """Which runs a list shows: those that fit every field that is given."""
-
-    statuses: frozenset[RunStatus] = frozenset()  # in one of these; none named: in any
-    name: str | None = None  # pipeline or route
-    text: str | None = None  # anywhere in the id or the name, any case
-    since: float | None = None  # created then or later
-    until: float | None = None  # created before then
-    limit: int = 50
-    cursor: str | None = None  # as a page before gave it
-
-
-class Page(msgspec.Struct, frozen=True):
-    heads: Sequence[RunHead]  # newest first
-    cursor: str | None  # None: there is no more
-
-
 class Store(Protocol):
-    @property
-    def name(self) -> str:
-        """For people: `sqlite`, `postgresql`, …"""
-        ...
-
-    async def start(self) -> None:
-        """Opens it. An empty one gets its schema; raises StoreError, which names what to run, when the schema is older
-        than this program's and others may be using it, or newer. Idempotent."""
-        ...
-
-    async def migrate(self) -> Sequence[str]:
-        """Brings the schema up to date and returns what was done, in order; nothing when it was. Idempotent, and safe
-        when several do it at once. Needs no start before it, and leaves the store open."""
-        ...
+    """Runs as the engine decides them: created, loaded, committed, and found when something is due."""
 
     async def commit(self, creations: Sequence[Creation], changes: Sequence[Changes]) -> Committed:
         """Writes everything at once, durably, and returns when it is safe.
@@ -155,63 +126,23 @@ class Store(Protocol):
         not sent. Returns how many. Call it before the engine takes work: it moves no version."""
         ...
 
-    async def runs(self, query: RunQuery) -> Page:
-        """Raises InvalidInput when the cursor is not one of ours."""
+
+class StoreUpkeep(Protocol):
+    """Opening, checking, migrating and closing a store, and deleting what is old."""
+
+    @property
+    def name(self) -> str:
+        """For people: `sqlite`, `postgresql`, …"""
         ...
 
-    async def history(self, run_id: str, *, after: int = 0, limit: int = 1000) -> Sequence[HistoryEntry]:
-        """Entries with `seq` above `after`, in order."""
+    async def start(self) -> None:
+        """Opens it. An empty one gets its schema; raises StoreError, which names what to run, when the schema is older
+        than this program's and others may be using it, or newer. Idempotent."""
         ...
 
-    async def census(self) -> dict[RunStatus, int]:
-        """How many runs there are in each status."""
-        ...
-
-    async def prune(self, ended_before: float, limit: int) -> int:
-        """Deletes runs that ended before then and have nothing left to deliver. Returns how many were deleted."""
-        ...
-
-    async def pipelines(self) -> dict[str, bytes]:
-        """Encoded definitions that were put by users, by name."""
-        ...
-
-    async def pipelines_mark(self) -> str:
-        """Another text whenever a pipeline was put or deleted since: cheap to ask for, whatever their number."""
-        ...
-
-    async def put_pipeline(self, name: str, definition: bytes, now: float) -> None: ...
-
-    async def delete_pipeline(self, name: str) -> bool:
-        """False when there was none."""
-        ...
-
-    async def attend(self, engine: str, now: float, ttl: float) -> Sequence[str]:
-        """Notes that this engine lives, and returns the names, sorted, of all engines noted in the last `ttl` seconds.
-        Those that were not are forgotten."""
-        ...
-
-    async def depart(self, engine: str) -> None:
-        """The engine stops: it is forgotten at once."""
-        ...
-
-    async def engines(self, since: float) -> Sequence[str]:
-        """The names, sorted, of the engines that were noted since then; for whoever is none of them."""
-        ...
-
-    async def clock(self) -> float | None:
-        """What its own clock says, in seconds since 1970. None: it has none but this machine's, or hides it."""
-        ...
-
-    async def installation(self) -> str:
-        """A text that is this store's alone, and stays: by it two installations are told apart that share something."""
-        ...
-
-    async def note(self, fact: str) -> None:
-        """Remembers something of the world outside, for good."""
-        ...
-
-    async def noted(self, fact: str) -> bool:
-        """Whether anybody did, at any time."""
+    async def migrate(self) -> Sequence[str]:
+        """Brings the schema up to date and returns what was done, in order; nothing when it was. Idempotent, and safe
+        when several do it at once. Needs no start before it, and leaves the store open."""
         ...
 
     async def check(self) -> str:
@@ -219,9 +150,17 @@ class Store(Protocol):
         stands behind a semicolon is a warning: runs can be lost as it is set up."""
         ...
 
+    async def prune(self, ended_before: float, limit: int) -> int:
+        """Deletes runs that ended before then and have nothing left to deliver. Returns how many were deleted."""
+        ...
+
     async def close(self) -> None:
         """Finishes what was accepted and closes. Idempotent."""
         ...
+
+
+class Storage(Store, StoreUpkeep, Browse, Registry, Protocol):
+    """All that a store adapter does. Whoever uses a part of it asks for that part's Protocol."""
 
 
 @runtime_checkable

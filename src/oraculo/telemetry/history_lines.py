@@ -41,13 +41,13 @@ _REOPENINGS = (Happened.REOPENED, Happened.RUN_REOPENED)  # their detail says ho
 _QUIET = frozenset(what for what, line in LINES.items() if line is None or line[1] == DEBUG)
 
 
-class Line(NamedTuple):
+class HistoryLine(NamedTuple):
     event: str
     level: int
     fields: dict[str, Any]
 
 
-def lines_of(record: HistoryAdded, *, with_debug: bool) -> Iterator[Line]:
+def lines_of(record: HistoryAdded, *, with_debug: bool) -> Iterator[HistoryLine]:
     for entry in record.entries:
         if entry.what in _QUIET and not with_debug:
             continue
@@ -55,7 +55,7 @@ def lines_of(record: HistoryAdded, *, with_debug: bool) -> Iterator[Line]:
             event, level = line
             if entry.what in _REOPENINGS and entry.detail is not None:
                 event = event.replace("reopened", entry.detail)
-            yield Line(event, level, _fields(record, entry))
+            yield HistoryLine(event, level, _fields(record, entry))
 
 
 def _fields(record: HistoryAdded, entry: HistoryEntry) -> dict[str, Any]:

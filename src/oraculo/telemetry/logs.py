@@ -21,7 +21,7 @@ import msgspec
 import structlog
 from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
-from oraculo.core.log_throttle import Repeats
+from oraculo.core.log_throttle import LogThrottle
 from oraculo.core.run import Channel
 from oraculo.ports.telemetry import (
     AnswerTaken,
@@ -271,7 +271,7 @@ class LogSubscriber:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._repeats = Repeats()
+        self._repeats = LogThrottle()
         self._task_lines = TaskLines()
         self._logger = logging.getLogger(LOGGER)
         self._log: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(LOGGER)

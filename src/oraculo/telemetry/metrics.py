@@ -53,7 +53,8 @@ from prometheus_client.registry import Collector
 
 from oraculo.core.machine import Verdict
 from oraculo.core.run import RunStatus
-from oraculo.ports.broker import Link, QueueState
+from oraculo.ports.broker import BrokerStatus
+from oraculo.ports.broker_admin import QueueState
 from oraculo.ports.telemetry import (
     AnswerTaken,
     BatchCommitted,
@@ -165,7 +166,7 @@ class Metrics(Collector):
         self._engines: int | None = None
         self._queue_names = _BoundedNames(MAX_QUEUES)
         self._census: dict[str, int] = {}
-        self._brokers: list[Link] = []
+        self._brokers: list[BrokerStatus] = []
         self._queues: dict[str, QueueState] = {}
         self._knows_dead_letters = True
         self._handlers = self._handlers_by_record()
@@ -198,7 +199,7 @@ class Metrics(Collector):
             label = state.queue if rank < MAX_QUEUES else OTHER
             self._queues[label] = _joined(self._queues.get(label), state)
 
-    def set_brokers(self, links: Iterable[Link]) -> None:
+    def set_brokers(self, links: Iterable[BrokerStatus]) -> None:
         self._brokers = list(links)
 
     def render(self) -> bytes:

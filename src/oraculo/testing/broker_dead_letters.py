@@ -2,7 +2,8 @@
 
 import asyncio
 
-from oraculo.ports.broker import LETTER_BODY_BYTES, LETTER_PAGE_BYTES, DeadLetter, NotAnId, Outgoing
+from oraculo.ports.broker import Outgoing, publish_all
+from oraculo.ports.broker_admin import LETTER_BODY_BYTES, LETTER_PAGE_BYTES, DeadLetter, NotAnId
 from oraculo.testing.broker_stage import BrokerStage
 from oraculo.wire.naming import dlq_of
 
@@ -14,8 +15,8 @@ def _body(letter: DeadLetter) -> bytes:
 class BrokerLetters(BrokerStage):
     async def test_a_dead_letter_has_its_reason_and_its_time(self) -> None:
         async with self.running() as (broker, queue):
-            await broker.publish([Outgoing(queue, b"earlier", reason="the first")])
-            await broker.publish([Outgoing(queue, b"bad")])
+            await publish_all(broker, [Outgoing(queue, b"earlier", reason="the first")])
+            await publish_all(broker, [Outgoing(queue, b"bad")])
             consumer = await broker.consume(queue, prefetch=1)
             await consumer.dead_letter(await self.take_one(consumer), "field x is missing")
             earlier, letter = await self.letters(broker, queue, 2)
@@ -26,7 +27,7 @@ class BrokerLetters(BrokerStage):
 
     async def test_a_message_published_with_a_reason_goes_to_the_quarantine(self) -> None:
         async with self.running() as (broker, queue):
-            await broker.publish([Outgoing(queue, b"bad", reason="no such task"), Outgoing(queue, b"good")])
+            await publish_all(broker, [Outgoing(queue, b"bad", reason="no such task"), Outgoing(queue, b"good")])
             consumer = await broker.consume(queue, prefetch=2)
             assert (await self.take_one(consumer)).body == b"good"
             (letter,) = await self.letters(broker, queue, 1)
@@ -34,7 +35,7 @@ class BrokerLetters(BrokerStage):
 
     async def test_a_message_published_to_the_dlq_by_name_is_a_dead_letter(self) -> None:
         async with self.running() as (broker, queue):
-            await broker.publish([Outgoing(dlq_of(queue), b"by another client")])
+            await publish_all(broker, [Outgoing(dlq_of(queue), b"by another client")])
             (letter,) = await self.letters(broker, queue, 1)
             assert (letter.queue, letter.body) == (queue, b"by another client")
 
@@ -67,7 +68,7 @@ class BrokerLetters(BrokerStage):
         async with self.running() as (broker, queue):
             size = LETTER_PAGE_BYTES // 8 - LETTER_PAGE_BYTES // 128  # 9 of them pass the bound
             for number in range(10):
-                await broker.publish([Outgoing(queue, b"%d" % number * size, reason="large")])
+                await publish_all(broker, [Outgoing(queue, b"%d" % number * size, reason="large")])
             page = await self.eventually(lambda: broker.dead_letters(queue, limit=100), lambda page: len(page) >= 9)
             assert [letter.body[:1] for letter in page] == [b"%d" % number for number in range(9)]
             (last,) = await broker.dead_letters(queue, limit=100, after=page[-1].id)
@@ -79,7 +80,9 @@ class BrokerLetters(BrokerStage):
             most = broker.capabilities.max_message
             if most is not None and most < len(body) + 1000:
                 return
-            await broker.publish([Outgoing(queue, body, reason="large"), Outgoing(queue, b"small", reason="small")])
+            await publish_all(
+                broker, [Outgoing(queue, body, reason="large"), Outgoing(queue, b"small", reason="small")]
+            )
             large, small = await self.letters(broker, queue, 2)
             assert (large.body, large.cut_from, large.reason) == (body[:LETTER_BODY_BYTES], len(body), "large")
             assert (small.body, small.cut_from) == (b"small", None)
@@ -112,7 +115,7 @@ class BrokerLetters(BrokerStage):
 
     async def test_several_become_dead_letters_together_each_with_its_reason(self) -> None:
         async with self.running() as (broker, queue):
-            await broker.publish([Outgoing(queue, f"message {n}".encode()) for n in range(5)])
+            await publish_all(broker, [Outgoing(queue, f"message {n}".encode()) for n in range(5)])
             consumer = await broker.consume(queue, prefetch=5)
             zero, one, two, three, four = await self.take(consumer, 5)
             await consumer.ack([one])
@@ -162,7 +165,7 @@ class BrokerLetters(BrokerStage):
 
     async def test_redriving_counts_deliveries_from_zero(self) -> None:
         async with self.running() as (broker, queue):
-            await broker.publish([Outgoing(queue, b"mended")])
+            await publish_all(broker, [Outgoing(queue, b"mended")])
             consumer = await broker.consume(queue, prefetch=1)
             for _ in range(self.delivery_limit):
                 await consumer.retry(await self.take_one(consumer), 0.0, "broken")

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from oraculo.ports.broker import Broker, Consumer, DeadLetter, Delivery, Outgoing, QueueState
+from oraculo.ports.broker import Consumer, Delivery, Outgoing, publish_all
+from oraculo.ports.broker_admin import DeadLetter, FullBroker, QueueState
 
 Seen = TypeVar("Seen")
 
@@ -17,7 +18,7 @@ class BrokerStage:
     patience = 15.0  # seconds until something that must happen counts as missing
     quiet = 0.15  # seconds in which something that must not happen would have happened
 
-    async def make_broker(self) -> Broker:
+    async def make_broker(self) -> FullBroker:
         """A broker with `delivery_limit`, not started yet."""
         raise NotImplementedError("the adapter's test class says how to make its broker")
 
@@ -29,7 +30,7 @@ class BrokerStage:
         raise unittest.SkipTest("nobody can delete a queue there without its dead letters, or it is not said how")
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[tuple[Broker, str]]:
+    async def running(self) -> AsyncIterator[tuple[FullBroker, str]]:
         """A started broker and the name of a queue that is declared and empty."""
         self._made: list[str] = []
         broker, queue = await self.make_broker(), self.fresh_name()
@@ -67,23 +68,23 @@ class BrokerStage:
             await asyncio.sleep(0.01)
         return seen
 
-    async def state(self, broker: Broker, queue: str) -> QueueState:
+    async def state(self, broker: FullBroker, queue: str) -> QueueState:
         (state,) = await broker.queues([queue])
         return state
 
-    async def state_where(self, broker: Broker, queue: str, accept: Callable[[QueueState], bool]) -> QueueState:
+    async def state_where(self, broker: FullBroker, queue: str, accept: Callable[[QueueState], bool]) -> QueueState:
         return await self.eventually(lambda: self.state(broker, queue), accept)
 
-    async def letters(self, broker: Broker, queue: str, count: int) -> Sequence[DeadLetter]:
+    async def letters(self, broker: FullBroker, queue: str, count: int) -> Sequence[DeadLetter]:
         """The dead letters, once there are `count`."""
         return await self.eventually(
             lambda: broker.dead_letters(queue, limit=count + 1), lambda letters: len(letters) == count
         )
 
-    async def bury(self, broker: Broker, queue: str, count: int) -> Sequence[DeadLetter]:
+    async def bury(self, broker: FullBroker, queue: str, count: int) -> Sequence[DeadLetter]:
         """Publishes `count` dead letters, `letter 0` the oldest."""
-        await broker.publish([Outgoing(queue, f"letter {n}".encode(), reason=f"reason {n}") for n in range(count)])
+        await publish_all(broker, [Outgoing(queue, f"letter {n}".encode(), reason=f"reason {n}") for n in range(count)])
         return await self.letters(broker, queue, count)
 
-    async def assert_empty(self, broker: Broker, queue: str) -> None:
+    async def assert_empty(self, broker: FullBroker, queue: str) -> None:
         await self.state_where(broker, queue, lambda state: state.ready == 0 and state.unacked == 0)

@@ -3,7 +3,7 @@
 An adapter's test module makes a subclass and says how to build one:
 
     class TestMyBroker(BrokerSuite):
-        async def make_broker(self) -> Broker:
+        async def make_broker(self) -> FullBroker:
             return MyBroker(url, delivery_limit=self.delivery_limit)
 
 The tests are plain coroutines with plain asserts: pytest with `asyncio_mode = "auto"` runs them, and importing this
@@ -17,7 +17,8 @@ import unittest
 from collections.abc import Awaitable
 
 from oraculo.errors import BrokerUnavailable
-from oraculo.ports.broker import Broker, Consumer, Outgoing
+from oraculo.ports.broker import Consumer, Outgoing, publish_all
+from oraculo.ports.broker_admin import FullBroker
 from oraculo.testing.broker_dead_letters import BrokerLetters
 from oraculo.wire.naming import dlq_of
 
@@ -34,22 +35,22 @@ class BrokerSuite(BrokerLetters):
     async def test_a_published_message_is_delivered(self) -> None:
         async with self.running() as (broker, queue):
             consumer = await broker.consume(queue, prefetch=10)
-            await broker.publish([Outgoing(queue, b"hello")])
+            await publish_all(broker, [Outgoing(queue, b"hello")])
             delivery = await self.take_one(consumer)
             assert (delivery.queue, delivery.body, delivery.redeliveries) == (queue, b"hello", 0)
 
     async def test_publish_returns_once_the_broker_has_the_messages(self) -> None:
         async with self.running() as (broker, queue):
-            await broker.publish([])
-            await broker.publish([Outgoing(queue, b"%d" % n) for n in range(5)])
+            await publish_all(broker, [])
+            await publish_all(broker, [Outgoing(queue, b"%d" % n) for n in range(5)])
             state = await self.state_where(broker, queue, lambda state: state.ready == 5)
             assert state.unacked == 0
 
     async def test_messages_come_in_the_order_they_were_published(self) -> None:
         async with self.running() as (broker, queue):
             bodies = [b"%d" % n for n in range(100)]
-            await broker.publish([Outgoing(queue, body) for body in bodies[:60]])
-            await broker.publish([Outgoing(queue, body) for body in bodies[60:]])
+            await publish_all(broker, [Outgoing(queue, body) for body in bodies[:60]])
+            await publish_all(broker, [Outgoing(queue, body) for body in bodies[60:]])
             consumer = await broker.consume(queue, prefetch=100)
             assert [delivery.body for delivery in await self.take(consumer, 100)] == bodies
 
@@ -57,7 +58,7 @@ class BrokerSuite(BrokerLetters):
         async with self.running() as (broker, queue):
             bodies = [b"%d" % n for n in range(2000)]
             consumer = await broker.consume(queue, prefetch=500)
-            await broker.publish([Outgoing(queue, body) for body in bodies])
+            await publish_all(broker, [Outgoing(queue, body) for body in bodies])
             seen: list[bytes] = []
             while len(seen) < 2000:
                 batch = await self.take(consumer, 500)
@@ -66,26 +67,27 @@ class BrokerSuite(BrokerLetters):
             assert seen == bodies
             await self.assert_empty(broker, queue)
 
-    async def test_one_publish_reaches_several_queues(self) -> None:
+    async def test_each_message_has_a_receipt_and_one_publish_reaches_several_queues(self) -> None:
         async with self.running() as (broker, queue):
             other = self.fresh_name()
-            vias = await broker.publish([Outgoing(queue, b"one"), Outgoing(other, b"two")])
-            assert [*vias] == [vias[0]] * 2
-            assert vias[0] in [link.name for link in broker.links()]
+            receipts = await broker.publish([Outgoing(queue, b"one"), Outgoing(other, b"two")])
+            assert [receipt.error for receipt in receipts] == [None, None]
+            assert len({receipt.broker for receipt in receipts}) == 1
+            assert receipts[0].broker in [link.name for link in broker.statuses()]
             for name, body in ((queue, b"one"), (other, b"two")):
                 assert (await self.take_one(await broker.consume(name, prefetch=1))).body == body
 
     async def test_messages_published_before_the_first_consumer_are_kept(self) -> None:
         async with self.running() as (broker, _):
             undeclared = self.fresh_name()
-            await broker.publish([Outgoing(undeclared, b"early")])
+            await publish_all(broker, [Outgoing(undeclared, b"early")])
             assert (await self.take_one(await broker.consume(undeclared, prefetch=1))).body == b"early"
 
     async def test_consuming_a_queue_that_was_not_declared_makes_it(self) -> None:
         async with self.running() as (broker, _):
             undeclared = self.fresh_name()
             consumer = await broker.consume(undeclared, prefetch=1)
-            await broker.publish([Outgoing(undeclared, b"hello")])
+            await publish_all(broker, [Outgoing(undeclared, b"hello")])
             assert (await self.take_one(consumer)).body == b"hello"
 
     async def test_looking_at_a_queue_that_is_not_there_makes_none(self) -> None:
@@ -99,13 +101,13 @@ class BrokerSuite(BrokerLetters):
 
     async def test_declaring_twice_keeps_the_messages(self) -> None:
         async with self.running() as (broker, queue):
-            await broker.publish([Outgoing(queue, b"kept")])
+            await publish_all(broker, [Outgoing(queue, b"kept")])
             await broker.declare([queue])
             assert (await self.take_one(await broker.consume(queue, prefetch=1))).body == b"kept"
 
     async def test_a_message_that_expires_later_is_delivered_as_usual(self) -> None:
         async with self.running() as (broker, queue):
-            await broker.publish([Outgoing(queue, b"in time", expires_at=time.time() + 3600)])
+            await publish_all(broker, [Outgoing(queue, b"in time", expires_at=time.time() + 3600)])
             delivery = await self.take_one(await broker.consume(queue, prefetch=1))
             assert (delivery.body, delivery.redeliveries) == (b"in time", 0)
 
@@ -115,7 +117,7 @@ class BrokerSuite(BrokerLetters):
             taking = asyncio.create_task(self.take_one(consumer))
             await asyncio.wait({taking}, timeout=self.quiet)
             assert not taking.done()
-            await broker.publish([Outgoing(queue, b"at last")])
+            await publish_all(broker, [Outgoing(queue, b"at last")])
             assert (await taking).body == b"at last"
 
     async def test_a_cancelled_take_loses_nothing(self) -> None:
@@ -123,7 +125,7 @@ class BrokerSuite(BrokerLetters):
             consumer = await broker.consume(queue, prefetch=10)
             taking = asyncio.create_task(consumer.take(10))
             await asyncio.wait({taking}, timeout=self.quiet)
-            await broker.publish([Outgoing(queue, b"safe")])
+            await publish_all(broker, [Outgoing(queue, b"safe")])
             taking.cancel()
             (outcome,) = await asyncio.gather(taking, return_exceptions=True)
             taken = await self.take(consumer, 1) if isinstance(outcome, BaseException) else outcome
@@ -133,16 +135,16 @@ class BrokerSuite(BrokerLetters):
 
     async def test_bodies_that_are_no_text_come_unchanged(self) -> None:
         async with self.running() as (broker, queue):
-            await broker.publish([Outgoing(queue, body) for body in GARBAGE])
+            await publish_all(broker, [Outgoing(queue, body) for body in GARBAGE])
             consumer = await broker.consume(queue, prefetch=len(GARBAGE))
             assert [delivery.body for delivery in await self.take(consumer, len(GARBAGE))] == list(GARBAGE)
-            await broker.publish([Outgoing(queue, body, reason="not JSON") for body in GARBAGE])
+            await publish_all(broker, [Outgoing(queue, body, reason="not JSON") for body in GARBAGE])
             assert [letter.body for letter in await self.letters(broker, queue, len(GARBAGE))] == list(GARBAGE)
 
     async def test_unicode_comes_unchanged_in_bodies_and_reasons(self) -> None:
         async with self.running() as (broker, queue):
             consumer = await broker.consume(queue, prefetch=1)
-            await broker.publish([Outgoing(queue, ORACLE.encode())])
+            await publish_all(broker, [Outgoing(queue, ORACLE.encode())])
             delivery = await self.take_one(consumer)
             assert delivery.body.decode() == ORACLE
             await consumer.dead_letter(delivery, ORACLE)
@@ -152,7 +154,7 @@ class BrokerSuite(BrokerLetters):
     async def test_half_a_character_in_a_reason_keeps_no_letter_out(self) -> None:
         """A reason quotes what was wrong, which may be no text that could be written."""
         async with self.running() as (broker, queue):
-            await broker.publish([Outgoing(queue, b"one"), Outgoing(queue, b"two", reason="half \ud800 left")])
+            await publish_all(broker, [Outgoing(queue, b"one"), Outgoing(queue, b"two", reason="half \ud800 left")])
             consumer = await broker.consume(queue, prefetch=1)
             await consumer.dead_letter(await self.take_one(consumer), "half \udc80 left")
             letters = await self.letters(broker, queue, 2)
@@ -162,7 +164,7 @@ class BrokerSuite(BrokerLetters):
     async def test_a_large_message_comes_whole(self) -> None:
         async with self.running() as (broker, queue):
             body = bytes(range(256)) * (LARGE // 256)
-            await broker.publish([Outgoing(queue, body), Outgoing(queue, b"small")])
+            await publish_all(broker, [Outgoing(queue, body), Outgoing(queue, b"small")])
             consumer = await broker.consume(queue, prefetch=2)
             large, small = await self.take(consumer, 2)
             assert large.body == body
@@ -172,7 +174,7 @@ class BrokerSuite(BrokerLetters):
 
     async def test_a_message_stays_until_it_is_acked(self) -> None:
         async with self.running() as (broker, queue):
-            await broker.publish([Outgoing(queue, b"%d" % n) for n in range(3)])
+            await publish_all(broker, [Outgoing(queue, b"%d" % n) for n in range(3)])
             consumer = await broker.consume(queue, prefetch=3)
             first, *rest = await self.take(consumer, 3)
             await consumer.ack([first])
@@ -182,7 +184,7 @@ class BrokerSuite(BrokerLetters):
 
     async def test_settling_twice_does_nothing(self) -> None:
         async with self.running() as (broker, queue):
-            await broker.publish([Outgoing(queue, b"one"), Outgoing(queue, b"two")])
+            await publish_all(broker, [Outgoing(queue, b"one"), Outgoing(queue, b"two")])
             consumer = await broker.consume(queue, prefetch=2)
             one, two = await self.take(consumer, 2)
             await consumer.ack([one, one])
@@ -197,7 +199,7 @@ class BrokerSuite(BrokerLetters):
 
     async def test_an_ack_after_the_redelivery_does_nothing(self) -> None:
         async with self.running() as (broker, queue):
-            await broker.publish([Outgoing(queue, b"again")])
+            await publish_all(broker, [Outgoing(queue, b"again")])
             consumer = await broker.consume(queue, prefetch=1)
             stale = await self.take_one(consumer)
             await consumer.retry(stale, 0.0, "once more")
@@ -211,7 +213,7 @@ class BrokerSuite(BrokerLetters):
 
     async def test_what_a_closed_consumer_had_not_settled_is_delivered_again(self) -> None:
         async with self.running() as (broker, queue):
-            await broker.publish([Outgoing(queue, b"%d" % n) for n in range(4)])
+            await publish_all(broker, [Outgoing(queue, b"%d" % n) for n in range(4)])
             consumer = await broker.consume(queue, prefetch=3)
             taken = await self.take(consumer, 3)
             await consumer.ack(taken[:1])
@@ -223,7 +225,7 @@ class BrokerSuite(BrokerLetters):
 
     async def test_what_one_consumer_gives_back_reaches_another_that_waits(self) -> None:
         async with self.running() as (broker, queue):
-            await broker.publish([Outgoing(queue, b"passed on")])
+            await publish_all(broker, [Outgoing(queue, b"passed on")])
             giver, heir = await broker.consume(queue, prefetch=1), await broker.consume(queue, prefetch=1)
             await self.take_one(giver)
             waiting = asyncio.create_task(self.take_one(heir))
@@ -233,7 +235,7 @@ class BrokerSuite(BrokerLetters):
 
     async def test_an_ack_after_the_consumer_closed_does_nothing(self) -> None:
         async with self.running() as (broker, queue):
-            await broker.publish([Outgoing(queue, b"kept")])
+            await publish_all(broker, [Outgoing(queue, b"kept")])
             consumer = await broker.consume(queue, prefetch=1)
             delivery = await self.take_one(consumer)
             await consumer.close()
@@ -242,7 +244,7 @@ class BrokerSuite(BrokerLetters):
 
     async def test_a_retry_comes_again_and_is_counted(self) -> None:
         async with self.running() as (broker, queue):
-            await broker.publish([Outgoing(queue, b"again")])
+            await publish_all(broker, [Outgoing(queue, b"again")])
             consumer = await broker.consume(queue, prefetch=1)
             await consumer.retry(await self.take_one(consumer), 0.0, "not now")
             delivery = await self.take_one(consumer)
@@ -250,7 +252,7 @@ class BrokerSuite(BrokerLetters):
 
     async def test_a_retry_comes_not_before_its_delay(self) -> None:
         async with self.running() as (broker, queue):
-            await broker.publish([Outgoing(queue, b"later")])
+            await publish_all(broker, [Outgoing(queue, b"later")])
             consumer = await broker.consume(queue, prefetch=1)
             delivery = await self.take_one(consumer)
             clock = asyncio.get_running_loop().time
@@ -261,7 +263,7 @@ class BrokerSuite(BrokerLetters):
 
     async def test_a_message_that_waits_for_its_delay_holds_up_no_other(self) -> None:
         async with self.running() as (broker, queue):
-            await broker.publish([Outgoing(queue, b"slow"), Outgoing(queue, b"quick")])
+            await publish_all(broker, [Outgoing(queue, b"slow"), Outgoing(queue, b"quick")])
             consumer = await broker.consume(queue, prefetch=1)
             await consumer.retry(await self.take_one(consumer), 60.0, "not now")
             assert (await self.take_one(consumer)).body == b"quick"
@@ -270,7 +272,7 @@ class BrokerSuite(BrokerLetters):
 
     async def test_past_the_delivery_limit_a_message_is_a_dead_letter(self) -> None:
         async with self.running() as (broker, queue):
-            await broker.publish([Outgoing(queue, b"poison")])
+            await publish_all(broker, [Outgoing(queue, b"poison")])
             consumer = await broker.consume(queue, prefetch=1)
             for redeliveries in range(self.delivery_limit):
                 delivery = await self.take_one(consumer)
@@ -286,7 +288,7 @@ class BrokerSuite(BrokerLetters):
 
     async def test_the_state_of_a_queue_is_counted(self) -> None:
         async with self.running() as (broker, queue):
-            await broker.publish([Outgoing(queue, b"%d" % n) for n in range(5)])
+            await publish_all(broker, [Outgoing(queue, b"%d" % n) for n in range(5)])
             consumer = await broker.consume(queue, prefetch=2)
             await self.take(consumer, 2)
             await self.bury(broker, queue, 1)
@@ -318,7 +320,7 @@ class BrokerSuite(BrokerLetters):
 
     async def test_no_more_are_out_than_the_prefetch(self) -> None:
         async with self.running() as (broker, queue):
-            await broker.publish([Outgoing(queue, b"%d" % n) for n in range(5)])
+            await publish_all(broker, [Outgoing(queue, b"%d" % n) for n in range(5)])
             consumer = await broker.consume(queue, prefetch=3)
             first, *_ = await self.take(consumer, 3)
             taking = asyncio.create_task(self.take_one(consumer))
@@ -342,7 +344,7 @@ class BrokerSuite(BrokerLetters):
             consumers = [await broker.consume(queue, prefetch=5) for _ in range(2)]
             workers = [asyncio.create_task(work(consumer)) for consumer in consumers]
             bodies = {b"%d" % n for n in range(200)}
-            await broker.publish([Outgoing(queue, body) for body in bodies])
+            await publish_all(broker, [Outgoing(queue, body) for body in bodies])
             async with asyncio.timeout(self.patience):
                 await done.wait()
                 await self.assert_empty(broker, queue)
@@ -355,9 +357,9 @@ class BrokerSuite(BrokerLetters):
     async def test_a_consumer_that_holds_its_prefetch_leaves_the_rest_to_others(self) -> None:
         async with self.running() as (broker, queue):
             holder = await broker.consume(queue, prefetch=1)
-            await broker.publish([Outgoing(queue, b"held")])
+            await publish_all(broker, [Outgoing(queue, b"held")])
             await self.take_one(holder)
-            await broker.publish([Outgoing(queue, b"%d" % n) for n in range(3)])
+            await publish_all(broker, [Outgoing(queue, b"%d" % n) for n in range(3)])
             other = await broker.consume(queue, prefetch=3)
             assert {delivery.body for delivery in await self.take(other, 3)} == {b"0", b"1", b"2"}
 
@@ -366,7 +368,7 @@ class BrokerSuite(BrokerLetters):
             if not broker.capabilities.priorities:
                 raise unittest.SkipTest(f"{broker.name} has no priorities")
             ranks = {b"low 1": 0, b"high 1": 9, b"low 2": 0, b"high 2": 9}
-            await broker.publish([Outgoing(queue, body, priority=rank) for body, rank in ranks.items()])
+            await publish_all(broker, [Outgoing(queue, body, priority=rank) for body, rank in ranks.items()])
             await self.state_where(broker, queue, lambda state: state.ready == 4)
             consumer = await broker.consume(queue, prefetch=1)
             seen: list[bytes] = []
@@ -382,7 +384,7 @@ class BrokerSuite(BrokerLetters):
         """Whatever a run is called: its id is in the key."""
         keys = ("1", "2", "%31", " 1", "1 ", "1\r\n2", "ação", "東京 🛰️", "k" * 1000, "a:b", "a%3Ab", "", None)
         async with self.running() as (broker, queue):
-            await broker.publish([Outgoing(queue, b"same", key=key) for key in keys])
+            await publish_all(broker, [Outgoing(queue, b"same", key=key) for key in keys])
             deliveries = await self.take(await broker.consume(queue, prefetch=len(keys)), len(keys))
             assert [delivery.body for delivery in deliveries] == [b"same"] * len(keys)
 
@@ -391,17 +393,17 @@ class BrokerSuite(BrokerLetters):
             if not broker.capabilities.drops_repeats:
                 raise unittest.SkipTest(f"{broker.name} does not tell a repeat")
             first = Outgoing(queue, b"first", key="ação 1")
-            await broker.publish([first, first, Outgoing(queue, b"second", key="ação 2")])
+            await publish_all(broker, [first, first, Outgoing(queue, b"second", key="ação 2")])
             consumer = await broker.consume(queue, prefetch=4)
             deliveries = await self.take(consumer, 2)
             await consumer.ack(deliveries)
-            await broker.publish([first, Outgoing(queue, b"third")])
+            await publish_all(broker, [first, Outgoing(queue, b"third")])
             (last,) = await self.take(consumer, 1)
             assert [delivery.body for delivery in (*deliveries, last)] == [b"first", b"second", b"third"]
 
     async def test_a_message_with_a_key_can_die_and_live_again_and_again(self) -> None:
         async with self.running() as (broker, queue):
-            await broker.publish([Outgoing(queue, b"again", key="one")])
+            await publish_all(broker, [Outgoing(queue, b"again", key="one")])
             consumer = await broker.consume(queue, prefetch=1)
             for _ in range(2):
                 await consumer.dead_letter(await self.take_one(consumer), "no use")
@@ -435,14 +437,14 @@ class BrokerSuite(BrokerLetters):
     async def test_a_removed_queue_takes_all_that_belongs_to_it_along(self) -> None:
         async with self.running() as (broker, queue):
             await self.bury(broker, queue, 1)
-            await broker.publish([Outgoing(queue, b"delayed"), Outgoing(queue, b"waits")])
+            await publish_all(broker, [Outgoing(queue, b"delayed"), Outgoing(queue, b"waits")])
             consumer = await broker.consume(queue, prefetch=1)
             await consumer.retry(await self.take_one(consumer), 0.1, "later")
             await consumer.close()
             await broker.remove([queue])
             assert list(await broker.queues([queue])) == []
             assert list(await broker.dead_letters(queue, limit=10)) == []
-            await broker.publish([Outgoing(queue, b"new")])
+            await publish_all(broker, [Outgoing(queue, b"new")])
             consumer = await broker.consume(queue, prefetch=10)
             assert (await self.take_one(consumer)).body == b"new"
             taking = asyncio.create_task(consumer.take(1))
@@ -452,7 +454,7 @@ class BrokerSuite(BrokerLetters):
 
     async def test_a_queue_that_is_not_there_is_removed_and_other_queues_stay(self) -> None:
         async with self.running() as (broker, queue):
-            await broker.publish([Outgoing(queue, b"kept")])
+            await publish_all(broker, [Outgoing(queue, b"kept")])
             await broker.remove([self.fresh_name()])
             consumer = await broker.consume(queue, prefetch=1)
             assert (await self.take_one(consumer)).body == b"kept"
@@ -460,20 +462,20 @@ class BrokerSuite(BrokerLetters):
     async def test_a_queue_that_is_empty_and_that_nobody_reads_is_removed_as_unused(self) -> None:
         async with self.running() as (broker, queue):
             consumer = await broker.consume(queue, prefetch=1)
-            await broker.publish([Outgoing(queue, b"read")])
+            await publish_all(broker, [Outgoing(queue, b"read")])
             await consumer.ack([await self.take_one(consumer)])
             await self.let_go(broker, consumer, queue)
             assert [*await broker.remove_unused([queue])] == [queue]
             assert not await broker.queues([queue])
-            await broker.publish([Outgoing(queue, b"made again")])
+            await publish_all(broker, [Outgoing(queue, b"made again")])
             assert (await self.take_one(await broker.consume(queue, prefetch=1))).body == b"made again"
 
     async def test_a_queue_with_a_message_is_not_removed_as_unused(self) -> None:
         async with self.running() as (broker, queue):
             dead, delayed = self.fresh_name(), self.fresh_name()
-            await broker.publish([Outgoing(queue, b"waits"), Outgoing(dead, b"letter", reason="bad")])
+            await publish_all(broker, [Outgoing(queue, b"waits"), Outgoing(dead, b"letter", reason="bad")])
             consumer = await broker.consume(delayed, prefetch=1)
-            await broker.publish([Outgoing(delayed, b"later")])
+            await publish_all(broker, [Outgoing(delayed, b"later")])
             await consumer.retry(await self.take_one(consumer), 60, "later")
             await self.let_go(broker, consumer, delayed)
             await self.state_where(broker, queue, lambda state: state.ready == 1)
@@ -489,7 +491,7 @@ class BrokerSuite(BrokerLetters):
             taking = asyncio.create_task(self.take_one(consumer))
             await asyncio.wait({taking}, timeout=self.quiet)
             assert not await broker.remove_unused([queue])
-            await broker.publish([Outgoing(queue, b"still there")])
+            await publish_all(broker, [Outgoing(queue, b"still there")])
             assert (await taking).body == b"still there"
 
     async def test_what_is_published_while_a_queue_is_removed_as_unused_is_not_lost(self) -> None:
@@ -505,19 +507,19 @@ class BrokerSuite(BrokerLetters):
                 await consumer.ack([delivery])
                 await self.let_go(broker, consumer, queue)
 
-    async def _published(self, broker: Broker, queue: str, body: bytes, *, after: float) -> None:
+    async def _published(self, broker: FullBroker, queue: str, body: bytes, *, after: float) -> None:
         """As the engine does: what a queue does not take is offered again."""
         await asyncio.sleep(after)
         async with asyncio.timeout(self.patience):
             while True:
                 try:
-                    await broker.publish([Outgoing(queue, body)])
+                    await publish_all(broker, [Outgoing(queue, body)])
                 except BrokerUnavailable:
                     await asyncio.sleep(0.01)
                 else:
                     return
 
-    async def let_go(self, broker: Broker, consumer: Consumer, queue: str) -> None:
+    async def let_go(self, broker: FullBroker, consumer: Consumer, queue: str) -> None:
         """Closes a consumer, and returns when the broker no longer counts it, as far as it counts any."""
         await consumer.close()
         await self.eventually(
@@ -527,14 +529,14 @@ class BrokerSuite(BrokerLetters):
     async def test_removing_a_queue_is_no_loss(self) -> None:
         async with self.running() as (broker, queue):
             await (await broker.consume(queue, prefetch=1)).close()
-            before = [link.losses for link in broker.links()]
+            before = [link.losses for link in broker.statuses()]
             await broker.remove([queue])
             await (await broker.consume(queue, prefetch=1)).close()
-            assert [link.losses for link in broker.links()] == before
+            assert [link.losses for link in broker.statuses()] == before
 
     async def test_starting_and_closing_twice_is_fine(self) -> None:
         async with self.running() as (broker, queue):
-            await broker.publish([Outgoing(queue, b"kept")])
+            await publish_all(broker, [Outgoing(queue, b"kept")])
             await broker.start()
             consumer = await broker.consume(queue, prefetch=1)
             assert (await self.take_one(consumer)).body == b"kept"

@@ -11,10 +11,11 @@ from oraculo.core.history import Happened, HistoryEntry
 from oraculo.core.plan import Plan
 from oraculo.core.run import OPEN, Run, RunStatus, TaskStatus
 from oraculo.pipeline.definition import content_hash, decode_definition
-from oraculo.ports.store import RunQuery, Snapshot, Store
+from oraculo.ports.browse import RunQuery
+from oraculo.ports.store import Snapshot, Storage
 
 
-async def check_store(store: Store) -> list[str]:
+async def check_store(store: Storage) -> list[str]:
     """Every run of the store, each with its id before the fault."""
     faults: list[str] = []
     cursor: str | None = None

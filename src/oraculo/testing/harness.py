@@ -9,10 +9,11 @@ from oraculo.brokers.memory import MemoryBroker
 from oraculo.engine.deliver.webhooks import Post
 from oraculo.engine.operations import Operations
 from oraculo.engine.service import Engine, Role
-from oraculo.ports.broker import Broker, Outgoing
+from oraculo.ports.broker import Outgoing, publish_all
+from oraculo.ports.broker_admin import FullBroker
 from oraculo.ports.clock import Clock, Entropy, SystemClock, SystemEntropy
 from oraculo.ports.objects import Objects
-from oraculo.ports.store import Store
+from oraculo.ports.store import Storage
 from oraculo.ports.telemetry import Silent, Telemetry
 from oraculo.settings import Settings
 from oraculo.stores.sqlite import MEMORY, SqliteStore
@@ -34,8 +35,8 @@ class Harness:
         self,
         *apps: App,
         settings: Settings | None = None,
-        broker: Broker | None = None,
-        store: Store | None = None,
+        broker: FullBroker | None = None,
+        store: Storage | None = None,
         objects: Objects | None = None,
         earlier_objects: Objects | None = None,
         clock: Clock | None = None,
@@ -130,7 +131,7 @@ class Harness:
     async def publish(self, queue: str, message: dict[str, Any] | bytes) -> None:
         """Put a message on a queue, as a program without the SDK does."""
         body = message if isinstance(message, bytes) else msgspec.json.encode(message)
-        await self.broker.publish([Outgoing(self.engine.names.physical(queue), body)])
+        await publish_all(self.broker, [Outgoing(self.engine.names.physical(queue), body)])
 
 
 def _decoded(aggregate: bytes) -> dict[str, Any]:

@@ -22,7 +22,7 @@ _RENEWAL = 5.0  # seconds between renewals of what is held, less than any sensib
 _BOUNCES = 3  # how often a message of others is given back at once, where an engine may be waiting for it
 
 
-class Answer(NamedTuple):
+class MailboxAnswer(NamedTuple):
     queue: str
     message: Message
     failure: str  # what the worker says went wrong; empty when it succeeded
@@ -54,7 +54,7 @@ class Mailbox:
     def __init__(self, broker: Broker, mark: str) -> None:
         self._broker = broker
         self._mark = mark.encode()
-        self._answers: dict[str, list[Answer]] = {}
+        self._answers: dict[str, list[MailboxAnswer]] = {}
         self._came = asyncio.Condition()
         self._readers: list[asyncio.Task[None]] = []
         self.malformed: list[str] = []  # for each answer that is no message: where it came, and its fault
@@ -65,14 +65,14 @@ class Mailbox:
         subscription = _Subscription(await self._consume(queue), is_own, is_shared)
         self._readers.append(asyncio.create_task(self._read(queue, subscription), name=f"read {queue}"))
 
-    async def answers(self, correlation_id: str, count: int, within: float) -> list[Answer]:
+    async def answers(self, correlation_id: str, count: int, within: float) -> list[MailboxAnswer]:
         """Those that came, at once when there are as many as that."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within), self._came:
                 await self._came.wait_for(lambda: len(self._answers.get(correlation_id, ())) >= count)
         return self.answers_so_far(correlation_id)
 
-    def answers_so_far(self, correlation_id: str) -> list[Answer]:
+    def answers_so_far(self, correlation_id: str) -> list[MailboxAnswer]:
         return list(self._answers.get(correlation_id, ()))
 
     def ids_beside(self, given: Collection[str]) -> list[str]:
@@ -138,7 +138,10 @@ class Mailbox:
             return
         if message.tipo_evento == naming.PROGRESS:
             return
-        kept, answer = self._answers.setdefault(message.correlation_id, []), Answer(delivery.queue, message, failure)
+        kept, answer = (
+            self._answers.setdefault(message.correlation_id, []),
+            MailboxAnswer(delivery.queue, message, failure),
+        )
         if not (delivery.redeliveries and answer in kept):  # else it came again because its ack was lost
             kept.append(answer)
 

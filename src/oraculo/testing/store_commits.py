@@ -9,7 +9,7 @@ from oraculo.core.history import Happened
 from oraculo.core.machine import start
 from oraculo.core.run import Cause, Changes, RunStatus, Task, TaskStatus
 from oraculo.errors import StoreError
-from oraculo.ports.store import Outcome, Store
+from oraculo.ports.store import CreationOutcome, Storage
 from oraculo.testing.store_runs import (
     NOW,
     OK,
@@ -33,18 +33,18 @@ from oraculo.testing.store_runs import (
 
 
 class StoreCommits:
-    async def make_store(self) -> Store:
+    async def make_store(self) -> Storage:
         """A started store on a place of this test's own, which holds nothing at first. A second one shares the data, as
         another engine's does."""
         raise NotImplementedError
 
-    async def reopen(self, store: Store) -> Store:
+    async def reopen(self, store: Storage) -> Storage:
         """Closes the store and gives another, started, on the same data."""
         await store.close()
         return await self.make_store()
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[Store]:
+    async def opened(self) -> AsyncIterator[Storage]:
         store = await self.make_store()
         try:
             yield store
@@ -173,7 +173,7 @@ class StoreCommits:
             await create(store, run)
             again = make_run("a")
             [created] = (await store.commit([creation(again)], [])).created
-            assert (created.outcome, created.run_id) == (Outcome.SAME, "a")
+            assert (created.outcome, created.run_id) == (CreationOutcome.SAME, "a")
             assert again.head.version == 0
             await assert_stored(store, run)
 
@@ -183,11 +183,11 @@ class StoreCommits:
             await create(store, run)
             other = creation(make_run("a", payload=b'{"yours":1}'), fingerprint="other", key="k")
             [created] = (await store.commit([other], [])).created
-            assert (created.outcome, created.run_id) == (Outcome.ID_IN_USE, "a")
+            assert (created.outcome, created.run_id) == (CreationOutcome.ID_IN_USE, "a")
             await assert_stored(store, run)
             # The refused request has not taken its key.
             [created] = (await store.commit([creation(make_run("b"), key="k")], [])).created
-            assert created.outcome is Outcome.CREATED
+            assert created.outcome is CreationOutcome.CREATED
 
     async def test_an_idempotency_key_gives_the_first_run(self) -> None:
         async with self.opened() as store:
@@ -195,7 +195,10 @@ class StoreCommits:
             same = creation(make_run("b"), key="k")
             other = creation(make_run("c"), key="k", fingerprint="other")
             created = (await store.commit([same, other], [])).created
-            assert [(c.outcome, c.run_id) for c in created] == [(Outcome.SAME, "a"), (Outcome.KEY_REUSED, "a")]
+            assert [(c.outcome, c.run_id) for c in created] == [
+                (CreationOutcome.SAME, "a"),
+                (CreationOutcome.KEY_REUSED, "a"),
+            ]
             assert set(await store.load(["a", "b", "c"])) == {"a"}
 
     async def test_a_run_is_found_by_its_key_and_fingerprint(self) -> None:
@@ -209,7 +212,7 @@ class StoreCommits:
         async with self.opened() as store:
             await store.commit([creation(make_run("a"), key="k"), creation(make_run("b"))], [])
             [created] = (await store.commit([creation(make_run("b"), key="k")], [])).created
-            assert (created.outcome, created.run_id) == (Outcome.SAME, "a")
+            assert (created.outcome, created.run_id) == (CreationOutcome.SAME, "a")
 
     async def test_equal_requests_in_one_commit(self) -> None:
         async with self.opened() as store:
@@ -218,11 +221,11 @@ class StoreCommits:
             creations = [creation(run, key=key) for run, key in zip(runs, keys, strict=True)]
             created = (await store.commit(creations, [])).created
             assert [c.outcome for c in created] == [
-                Outcome.CREATED,
-                Outcome.SAME,
-                Outcome.CREATED,
-                Outcome.SAME,
-                Outcome.SAME,
+                CreationOutcome.CREATED,
+                CreationOutcome.SAME,
+                CreationOutcome.CREATED,
+                CreationOutcome.SAME,
+                CreationOutcome.SAME,
             ]
             assert [c.run_id for c in created] == ["a", "a", "b", "b", "b"]
             assert (await store.census())[RunStatus.RUNNING] == 2
@@ -233,7 +236,10 @@ class StoreCommits:
             await store.commit([creation(make_run("x"), key="k")], [])
             rivals = [creation(make_run("a"), key="k", fingerprint="other"), creation(second := make_run("a"))]
             created = (await store.commit(rivals, [])).created
-            assert [(c.outcome, c.run_id) for c in created] == [(Outcome.KEY_REUSED, "x"), (Outcome.CREATED, "a")]
+            assert [(c.outcome, c.run_id) for c in created] == [
+                (CreationOutcome.KEY_REUSED, "x"),
+                (CreationOutcome.CREATED, "a"),
+            ]
             await assert_stored(store, second)
 
     async def test_a_race_for_one_key_has_one_winner(self) -> None:
@@ -241,11 +247,11 @@ class StoreCommits:
             runs = [make_run(f"run-{n}") for n in range(50)]
             commits = await asyncio.gather(*(store.commit([creation(run, key="k")], []) for run in runs))
             created = [commit.created[0] for commit in commits]
-            winners = [c.run_id for c in created if c.outcome is Outcome.CREATED]
+            winners = [c.run_id for c in created if c.outcome is CreationOutcome.CREATED]
             assert len(winners) == 1
             assert {(c.outcome, c.run_id) for c in created} == {
-                (Outcome.CREATED, winners[0]),
-                (Outcome.SAME, winners[0]),
+                (CreationOutcome.CREATED, winners[0]),
+                (CreationOutcome.SAME, winners[0]),
             }
             assert set(await store.load([run.id for run in runs])) == set(winners)
 
@@ -257,8 +263,8 @@ class StoreCommits:
                 # In another order each, so that each holds what the other waits for.
                 committed = await asyncio.gather(one.commit(creations[::2], []), other.commit(creations[::-2], []))
                 created = [each for result in committed for each in result.created]
-                assert [each.outcome for each in created].count(Outcome.CREATED) == 10
-                assert {each.outcome for each in created} == {Outcome.CREATED, Outcome.SAME}
+                assert [each.outcome for each in created].count(CreationOutcome.CREATED) == 10
+                assert {each.outcome for each in created} == {CreationOutcome.CREATED, CreationOutcome.SAME}
                 assert set(await one.load([run.id for run in runs])) == {each.run_id for each in created}
 
     async def test_two_engines_race_for_one_id(self) -> None:
@@ -267,7 +273,7 @@ class StoreCommits:
                 rivals = [creation(make_run(f"run-{attempt}"), fingerprint=name) for name in ("mine", "yours")]
                 results = await asyncio.gather(one.commit(rivals[:1], []), other.commit(rivals[1:], []))
                 outcomes = sorted(result.created[0].outcome for result in results)
-                assert outcomes == [Outcome.CREATED, Outcome.ID_IN_USE]
+                assert outcomes == [CreationOutcome.CREATED, CreationOutcome.ID_IN_USE]
                 assert len((await load(one, f"run-{attempt}")).tasks) == 3
 
     # -- commits by version -------------------------------------------------------------------------------------
@@ -336,7 +342,7 @@ class StoreCommits:
             batch = [changed(runs[0], Sent(1, 1)), changed(stale, Sent(2, 1)), changed(runs[2], Sent(1, 1))]
             committed = await store.commit([creation(new := make_run("d"))], batch)
             assert committed.conflicts == {"b"}
-            assert [created.outcome for created in committed.created] == [Outcome.CREATED]
+            assert [created.outcome for created in committed.created] == [CreationOutcome.CREATED]
             for run in (*runs, new):
                 await assert_stored(store, run)
 
@@ -413,7 +419,7 @@ class StoreCommits:
             assert await store.load(["a"]) == {}
             assert (await store.unsent(10), await store.next_due()) == ([], None)
             [created] = (await store.commit([creation(make_run("a"), key="k")], [])).created
-            assert created.outcome is Outcome.CREATED
+            assert created.outcome is CreationOutcome.CREATED
 
     async def test_a_bad_commit_does_not_sink_those_beside_it(self) -> None:
         async with self.opened() as store:

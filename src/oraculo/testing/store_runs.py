@@ -23,7 +23,8 @@ from oraculo.core.run import (
     TaskStatus,
 )
 from oraculo.pipeline.definition import Definition, decode_definition
-from oraculo.ports.store import Creation, Outcome, RunQuery, Snapshot, Store, Unsent
+from oraculo.ports.browse import RunQuery
+from oraculo.ports.store import Creation, CreationOutcome, Snapshot, Storage, Unsent
 
 NOW = 1_731_636_000.123456  # no round number in binary: a store that rounds times is found out
 OK = b'{"status":"ok"}'
@@ -44,7 +45,7 @@ PAYLOADS = (
 )
 
 
-class Plans:
+class SamplePlans:
     """A cache of compiled definitions, as small as it can be."""
 
     def __init__(self) -> None:
@@ -56,7 +57,7 @@ class Plans:
         return self._plans[definition_hash]
 
 
-class Routes:
+class SampleRoutes:
     """Any name is a route to three queues."""
 
     def __init__(self, name: str) -> None:
@@ -64,7 +65,7 @@ class Routes:
         self.pipelines: dict[str, Definition] = {}
 
 
-PLANS = Plans()
+PLANS = SamplePlans()
 raises = unittest.TestCase().assertRaises
 
 
@@ -73,7 +74,7 @@ def make_run(run_id: str, *, payload: bytes = b"{}", now: float = NOW, name: str
     subject = {} if "destinos" in fields else {"tipo": name or "rota"}
     body = {"timeout": 60, "payload": msgspec.Raw(payload)} | subject | fields
     request = read_request(msgspec.json.encode(body), Limits())
-    definition = definition_of(request, Routes(name or "rota"), default_timeout=60.0)
+    definition = definition_of(request, SampleRoutes(name or "rota"), default_timeout=60.0)
     return new_run(request, definition, run_id=run_id, now=now, plans=PLANS, traceparent=None)
 
 
@@ -106,30 +107,30 @@ def stored_form(tasks: Iterable[Task]) -> list[Task]:
     return [msgspec.structs.replace(task, missing=0) for task in tasks]
 
 
-async def assert_task_stored(store: Store, run: Run, number: int) -> None:
+async def assert_task_stored(store: Storage, run: Run, number: int) -> None:
     task = await store.task(run.id, number)
     assert task is not None
     assert stored_form([task]) == stored_form([run.tasks[number]])
 
 
-async def create(store: Store, *runs: Run) -> None:
+async def create(store: Storage, *runs: Run) -> None:
     committed = await store.commit([creation(run) for run in runs], [])
-    assert [created.outcome for created in committed.created] == [Outcome.CREATED] * len(runs)
+    assert [created.outcome for created in committed.created] == [CreationOutcome.CREATED] * len(runs)
 
 
-async def change(store: Store, *changes: Changes) -> None:
+async def change(store: Storage, *changes: Changes) -> None:
     assert (await store.commit([], changes)).conflicts == frozenset()
 
 
-async def load(store: Store, run_id: str) -> Snapshot:
+async def load(store: Storage, run_id: str) -> Snapshot:
     return (await store.load([run_id]))[run_id]
 
 
-async def ids_of(store: Store, query: RunQuery) -> list[str]:
+async def ids_of(store: Storage, query: RunQuery) -> list[str]:
     return [head.id for head in (await store.runs(query)).heads]
 
 
-async def assert_stored(store: Store, run: Run) -> None:
+async def assert_stored(store: Storage, run: Run) -> None:
     snapshot = await load(store, run.id)
     assert snapshot.head == run.head
     assert stored_form(snapshot.tasks) == stored_form(run.tasks)
@@ -177,7 +178,7 @@ def full_task(task: Task) -> Task:
     )
 
 
-async def unsent_pages(store: Store, limit: int) -> list[Sequence[Unsent]]:
+async def unsent_pages(store: Storage, limit: int) -> list[Sequence[Unsent]]:
     """The pages until there is none."""
     pages: list[Sequence[Unsent]] = []
     after = None
@@ -187,7 +188,7 @@ async def unsent_pages(store: Store, limit: int) -> list[Sequence[Unsent]]:
     return pages
 
 
-async def everything(store: Store, runs: Sequence[Run]) -> list[Any]:
+async def everything(store: Storage, runs: Sequence[Run]) -> list[Any]:
     loaded = await store.load([run.id for run in runs])
     history = [list(await store.history(run.id)) for run in runs]
     timers = [list(await store.due(NOW + 10_000, 100)), await store.next_due()]

@@ -1,7 +1,7 @@
 """What every store must do: one suite for all of them, run by each adapter's own test module.
 
     class TestMyStore(StoreSuite):
-        async def make_store(self) -> Store: ...  # started, on a place of the test's own; a second one shares the data
+        async def make_store(self) -> Storage: ...  # started, on a place of the test's own; a second shares the data
 
 The tests are plain coroutines with plain asserts: pytest with `asyncio_mode = "auto"` runs them, and importing this
 module needs no pytest.
@@ -28,7 +28,8 @@ from oraculo.core.events import (
 from oraculo.core.history import Happened, HistoryEntry
 from oraculo.core.run import RunStatus
 from oraculo.errors import InvalidInput, StoreUnavailable, WrittenByNewer
-from oraculo.ports.store import Creation, Due, Outcome, RunQuery, Unsent
+from oraculo.ports.browse import RunQuery
+from oraculo.ports.store import Creation, CreationOutcome, Due, Unsent
 from oraculo.testing.store_commits import StoreCommits
 from oraculo.testing.store_runs import (
     NOW,
@@ -408,7 +409,7 @@ class StoreSuite(StoreCommits):
             # Its id and its key are free again, and nothing of the old run clings to the new one.
             again = make_run("run-0", payload=b'{"again":true}')
             [created] = (await store.commit([creation(again, key="run-0", fingerprint="other")], [])).created
-            assert created.outcome is Outcome.CREATED
+            assert created.outcome is CreationOutcome.CREATED
             await assert_stored(store, again)
 
     async def test_a_prune_deletes_no_more_than_its_limit(self) -> None:
@@ -553,7 +554,7 @@ class StoreSuite(StoreCommits):
             rest = await store.runs(RunQuery(cursor=page.cursor))
             assert [head.id for head in rest.heads] == ["run-1", "run-0"]
             [created] = (await store.commit([creation(make_run("x"), key="run-1")], [])).created
-            assert (created.outcome, created.run_id) == (Outcome.SAME, "run-1")
+            assert (created.outcome, created.run_id) == (CreationOutcome.SAME, "run-1")
             await change(store, changed(runs[1], Sent(0, 1)))
         finally:
             await store.close()

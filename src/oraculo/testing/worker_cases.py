@@ -22,9 +22,10 @@ from oraculo.core.plan import Plan
 from oraculo.core.run import Run, RunHead, Task
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.pipeline.definition import Definition, Kind, Step
-from oraculo.ports.broker import Broker, DeadLetter, Outgoing, QueueState
+from oraculo.ports.broker import Outgoing, publish_all
+from oraculo.ports.broker_admin import DeadLetter, FullBroker, QueueState
 from oraculo.ports.clock import Clock, Entropy
-from oraculo.testing.mailbox import MARK, MOST_FOREIGN, Answer, Mailbox
+from oraculo.testing.mailbox import MARK, MOST_FOREIGN, Mailbox, MailboxAnswer
 from oraculo.wire import naming
 from oraculo.wire.message import correlation_id_of
 from oraculo.wire.timestamps import in_words, to_iso
@@ -40,26 +41,26 @@ _PAUSE = 0.1
 _MOST_LETTERS = 10_000  # dead letters that are looked through
 
 
-class State(StrEnum):
+class CaseState(StrEnum):
     PASSED = "ok"
     NOTED = "aviso"  # passed, and there is something to know
     FAILED = "erro"
     SKIPPED = "ignorada"
 
 
-class Verdict(msgspec.Struct, frozen=True, rename={"name": "nome", "state": "estado", "detail": "detalhe"}):
+class CaseVerdict(msgspec.Struct, frozen=True, rename={"name": "nome", "state": "estado", "detail": "detalhe"}):
     name: str
-    state: State
+    state: CaseState
     detail: str
 
 
-class Report(msgspec.Struct, frozen=True):
-    verdicts: Sequence[Verdict]
+class CaseReport(msgspec.Struct, frozen=True):
+    verdicts: Sequence[CaseVerdict]
     warnings: Sequence[str]
 
     @property
     def has_passed(self) -> bool:
-        return all(verdict.state in (State.PASSED, State.NOTED) for verdict in self.verdicts)
+        return all(verdict.state in (CaseState.PASSED, CaseState.NOTED) for verdict in self.verdicts)
 
 
 class _Failed(Exception):
@@ -70,7 +71,7 @@ class _Silent(_Failed):
     """A normal command got no answer, so there is nobody left to play the other cases with."""
 
 
-_Finding = tuple[State, str]
+_Finding = tuple[CaseState, str]
 
 
 class _Left(NamedTuple):
@@ -85,7 +86,7 @@ class WorkerCheck:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: FullBroker,
         names: naming.QueueNames,
         queue: str,
         *,
@@ -111,34 +112,34 @@ class WorkerCheck:
         self._before = _Left(0, 0)  # of others, when the check began
         self._is_alone = False  # nobody else can have sent anything: there is no engine
         self._is_owed = True  # some command may not have been answered, and wait in its queue
-        self._usual: Answer | None = None
+        self._usual: MailboxAnswer | None = None
 
-    async def play(self) -> Report:
+    async def play(self) -> CaseReport:
         """Raises BrokerError when the broker fails, which says nothing of the worker."""
         try:
             await self._open()
-            report = Report(await self._play_all(), self._warnings)
+            report = CaseReport(await self._play_all(), self._warnings)
             owed = (one for one in report.verdicts if one.name not in (_ONCE, _ACKED))  # which leave nothing in it
-            self._is_owed = any(one.state in (State.FAILED, State.SKIPPED) for one in owed)
+            self._is_owed = any(one.state in (CaseState.FAILED, CaseState.SKIPPED) for one in owed)
             return report
         finally:
             await self._mail.close()
             with suppress(BrokerError):
                 await self._clean()
 
-    async def _play_all(self) -> list[Verdict]:
-        verdicts: list[Verdict] = []
+    async def _play_all(self) -> list[CaseVerdict]:
+        verdicts: list[CaseVerdict] = []
         silent_at: str | None = None
         for name, case in _CASES:
             if silent_at is not None:
-                verdicts.append(Verdict(name, State.SKIPPED, f"not played: see {silent_at}"))
+                verdicts.append(CaseVerdict(name, CaseState.SKIPPED, f"not played: see {silent_at}"))
                 continue
             self._mail.forget_oddities()
             try:
-                verdicts.append(Verdict(name, *await case(self)))
+                verdicts.append(CaseVerdict(name, *await case(self)))
             except _Failed as failure:
                 silent_at = name if isinstance(failure, _Silent) else None
-                verdicts.append(Verdict(name, State.FAILED, str(failure)))
+                verdicts.append(CaseVerdict(name, CaseState.FAILED, str(failure)))
         return verdicts
 
     # -- the cases: a normal command, and what its answer tells -----------------------------------------------------
@@ -146,8 +147,8 @@ class WorkerCheck:
     async def normal_command(self) -> _Finding:
         self._usual = answer = await self._expect_normal_answer("comando")
         if answer.failure:
-            return State.NOTED, f"answered {answer.outcome}; give it a payload that it can work on with --payload"
-        return State.PASSED, f"answered on {answer.queue}"
+            return CaseState.NOTED, f"answered {answer.outcome}; give it a payload that it can work on with --payload"
+        return CaseState.PASSED, f"answered on {answer.queue}"
 
     async def event(self) -> _Finding:
         told, right = self._usual_answer.message.tipo_evento, naming.answer_event(self._queue)
@@ -155,26 +156,26 @@ class WorkerCheck:
             kind = "begins" if naming.is_collector(self._queue) else "does not begin"
             rule = f"a destination whose name {kind} with {naming.COLLECTOR_PREFIX} answers with {right}"
             raise _Failed(f"answered with tipo_evento {naming.shown(told)}; {rule}")
-        return State.PASSED, told
+        return CaseState.PASSED, told
 
     async def task(self) -> _Finding:
         """Found as the engine finds it, among others of its kind and alone."""
         message = self._usual_answer.message
         if message.tarefa == self._queue:
-            return State.PASSED, "echoed"
+            return CaseState.PASSED, "echoed"
         prefix = self._names.prefix
         if not isinstance(read_answer(_run_of(self._queue, f"{self._queue}-2"), message, 0.0, prefix=prefix), str):
-            return State.PASSED, "not echoed, and found by a name in the payload"
+            return CaseState.PASSED, "not echoed, and found by a name in the payload"
         why = read_answer(_run_of(self._queue), message, 0.0, prefix=prefix)
         if isinstance(why, str):
             raise _Failed(f"the orchestrator would not know which task was answered: {why}; echo the command's tarefa")
         known = "the answer is known by its correlation_id alone"
-        return State.NOTED, f"not echoed: {known}, so of each kind a run can have one destination; echo tarefa"
+        return CaseState.NOTED, f"not echoed: {known}, so of each kind a run can have one destination; echo tarefa"
 
     async def reply_to(self) -> _Finding:
         if self._usual_answer.queue == self.reply_queue:
-            return State.PASSED, "answered where responder_em asks"
-        return State.NOTED, f"answers on {self._names.answers} whatever responder_em says, which is allowed"
+            return CaseState.PASSED, "answered where responder_em asks"
+        return CaseState.NOTED, f"answers on {self._names.answers} whatever responder_em says, which is allowed"
 
     # -- the cases: commands that are out of the ordinary -----------------------------------------------------------
 
@@ -188,7 +189,7 @@ class WorkerCheck:
         if contrary := [each for each in answers if bool(each.failure) != bool(first.failure)]:
             told = f"answered first {first.outcome}, then {contrary[0].outcome}"
             raise _Failed(f"{told}: a repeat is the same work, so its answers must agree")
-        return State.PASSED, "both are answered, alike" if len(answers) > 1 else "answered once"
+        return CaseState.PASSED, "both are answered, alike" if len(answers) > 1 else "answered once"
 
     async def unknown_fields(self) -> _Finding:
         stranger = {"campo_desconhecido": {"versao": 2, "lista": [None, 1.5, True]}}
@@ -206,14 +207,14 @@ class WorkerCheck:
         except BrokerUnavailable:
             raise
         except BrokerError as error:
-            return State.NOTED, f"not played, the broker refuses such a message: {error}"
+            return CaseState.NOTED, f"not played, the broker refuses such a message: {error}"
 
     async def past_deadline(self) -> _Finding:
         command = self._command("atrasado", prazo=to_iso(self._clock.now() - 60))
         await self._send(command)
         await self._expect_alive("a command whose prazo has passed")
         answers = await self._mail.answers(command["correlation_id"], 1, min(_GRACE, self._timeout))
-        return State.PASSED, f"answered {answers[0].outcome}" if answers else "left unanswered, as it may be"
+        return CaseState.PASSED, f"answered {answers[0].outcome}" if answers else "left unanswered, as it may be"
 
     # -- the cases: what is no command ------------------------------------------------------------------------------
 
@@ -231,13 +232,13 @@ class WorkerCheck:
 
     async def _garbage(self, what: str, form: bytes) -> _Finding:
         marked = self._new_id("lixo").encode()
-        await self._broker.publish([Outgoing(self._physical, form % marked)])
+        await publish_all(self._broker, [Outgoing(self._physical, form % marked)])
         await self._expect_alive(what)
         dlq = naming.dlq_of(self._physical)
         letter = await self._resting_place(marked)
         if letter is not None:
-            return State.PASSED, f"it lives on; the message is in {dlq} ({letter.reason})"
-        return State.NOTED, f"it lives on; the message was dropped, or is still held: it belongs into {dlq}"
+            return CaseState.PASSED, f"it lives on; the message is in {dlq} ({letter.reason})"
+        return CaseState.NOTED, f"it lives on; the message was dropped, or is still held: it belongs into {dlq}"
 
     async def _resting_place(self, marked: bytes) -> DeadLetter | None:
         """Found by the mark in it: a client that reads text may have written other bytes anew."""
@@ -256,16 +257,16 @@ class WorkerCheck:
         """Of every command until now: what a worker sends late has come meanwhile, and nobody waits for it."""
         twice = self._answered_too_often()
         if not twice:
-            return State.PASSED, f"{len(self._sent)} commands, none answered more often than it was sent"
+            return CaseState.PASSED, f"{len(self._sent)} commands, none answered more often than it was sent"
         last, count = next(reversed(self._sent.items()))
         await self._mail.answers(last, count + 1, min(_GRACE, self._timeout))  # it is not to stay behind
         told = f"{len(twice)} of {len(self._sent)} commands were answered more than once"
         if all(answer.message.tarefa == self._queue for answers in twice for answer in answers):
-            return State.NOTED, f"{told}: the first answer counts, and the others are work for nothing"
+            return CaseState.NOTED, f"{told}: the first answer counts, and the others are work for nothing"
         danger = "a further answer may be taken for that of another step"
         raise _Failed(f"{told}, without their tarefa: {danger}; answer each once, and echo tarefa")
 
-    def _answered_too_often(self) -> list[list[Answer]]:
+    def _answered_too_often(self) -> list[list[MailboxAnswer]]:
         each = ((self._mail.answers_so_far(given), count) for given, count in self._sent.items())
         return [answers for answers, count in each if len(answers) > count]
 
@@ -281,7 +282,7 @@ class WorkerCheck:
             return self._unacked(left.held)
         if left.waiting and (finding := await self._untaken(left.waiting)):
             return finding
-        return State.PASSED, f"nothing of {self._physical} is held any more, as far as the broker tells"
+        return CaseState.PASSED, f"nothing of {self._physical} is held any more, as far as the broker tells"
 
     def _unacked(self, count: int) -> _Finding:
         dlq = naming.dlq_of(self._physical)
@@ -289,7 +290,7 @@ class WorkerCheck:
         told = f"{count} of the messages in {self._physical} are still held"
         if self._is_alone or count >= len(self._given_ids):
             raise _Failed(f"{told}: they will come again; {right}")
-        return State.NOTED, f"{told}: an engine's, perhaps; if not, {right}"
+        return CaseState.NOTED, f"{told}: an engine's, perhaps; if not, {right}"
 
     async def _untaken(self, waiting: int) -> _Finding | None:
         """It may be of others, so it is looked at, where it is not too much: None when nothing of it was answered.
@@ -304,7 +305,7 @@ class WorkerCheck:
         beside = f"the worker reads beside the queue; {right}"
         if answered is None:
             told = f"{waiting} more messages wait in {self._physical} than before"
-            return State.NOTED, f"{told}: an engine's, perhaps; if not, {beside}"
+            return CaseState.NOTED, f"{told}: an engine's, perhaps; if not, {beside}"
         told = f"{answered} messages that were answered still wait in {self._physical}"
         raise _Failed(f"{told}: {beside}")
 
@@ -340,7 +341,9 @@ class WorkerCheck:
 
     async def _send(self, *commands: dict[str, Any]) -> None:
         self._sent.update(command["correlation_id"] for command in commands)
-        await self._broker.publish([Outgoing(self._physical, msgspec.json.encode(command)) for command in commands])
+        await publish_all(
+            self._broker, [Outgoing(self._physical, msgspec.json.encode(command)) for command in commands]
+        )
 
     async def _answered(self, label: str, fields: dict[str, Any], *, may_fail: bool = False) -> _Finding:
         """A command that differs from a normal one must be answered like it, and the next one too."""
@@ -353,8 +356,8 @@ class WorkerCheck:
             raise
         await self._expect_alive("this command")
         if answer.failure and not may_fail and not self._usual_answer.failure:
-            return State.NOTED, f"answered {answer.outcome}; a normal command succeeds"
-        return State.PASSED, f"answered {answer.outcome}"
+            return CaseState.NOTED, f"answered {answer.outcome}; a normal command succeeds"
+        return CaseState.PASSED, f"answered {answer.outcome}"
 
     async def _expect_alive(self, after_what: str) -> None:
         try:
@@ -362,7 +365,7 @@ class WorkerCheck:
         except _Failed as failure:
             raise _Silent(f"after {after_what} a normal command is not answered any more: {failure}") from None
 
-    async def _expect_normal_answer(self, label: str) -> Answer:
+    async def _expect_normal_answer(self, label: str) -> MailboxAnswer:
         command = self._command(label)
         await self._send(command)
         try:
@@ -370,14 +373,14 @@ class WorkerCheck:
         except _Failed as failure:
             raise _Silent(str(failure)) from None
 
-    async def _expect_answer(self, correlation_id: str) -> Answer:
+    async def _expect_answer(self, correlation_id: str) -> MailboxAnswer:
         answers = await self._mail.answers(correlation_id, 1, self._timeout)
         if not answers:
             raise _Failed(await self._why_none())
         return answers[0]
 
     @property
-    def _usual_answer(self) -> Answer:
+    def _usual_answer(self) -> MailboxAnswer:
         assert self._usual is not None, "no case is played after a first one without an answer"
         return self._usual
 

@@ -39,7 +39,7 @@ class Refusal(NamedTuple):
     stand_in: bytes | None  # to be published instead; None: what was to be answered goes to the dead letters
 
 
-class Clock(Protocol):
+class Now(Protocol):
     """The part of ports.clock that is needed here."""
 
     def now(self) -> float: ...
@@ -48,7 +48,7 @@ class Clock(Protocol):
 class AnswerWriter:
     """Encodes answers and progress. Queue names given to it are logical, without the prefix."""
 
-    def __init__(self, clock: Clock, names: naming.QueueNames) -> None:
+    def __init__(self, clock: Now, names: naming.QueueNames) -> None:
         self._clock = clock
         self._names = names
         self._now = (0, "")

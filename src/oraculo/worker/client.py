@@ -12,7 +12,7 @@ import structlog
 from oraculo.clients.subscription import QueueIntake, Subscription
 from oraculo.core.request import Limits, read_request
 from oraculo.errors import Conflict, Fault, InvalidInput, InvalidMessage, InvalidRequest, OraculoError
-from oraculo.ports.broker import Broker, Delivery, Outgoing
+from oraculo.ports.broker import Broker, Delivery, Outgoing, publish_all
 from oraculo.ports.clock import Clock, Entropy, SystemClock, SystemEntropy
 from oraculo.ports.objects import Objects
 from oraculo.wire import naming
@@ -148,7 +148,7 @@ class Client:
             payload=msgspec.Raw(payload),
             timestamp=to_iso(self._clock.now()),
         )
-        await self._broker.publish([Outgoing(self._names.requests, encode_message(message))])
+        await publish_all(self._broker, [Outgoing(self._names.requests, encode_message(message))])
 
     async def _listen(self) -> None:
         """Open the reply queue once; further callers wait for the first."""

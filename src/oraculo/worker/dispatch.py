@@ -23,7 +23,7 @@ from oraculo.worker.answer_memory import Identity, RememberedAnswers, identity_o
 from oraculo.worker.answers import AnswerWriter, DoNotRetry, answered_failure, as_answer, failure_of, traceback_of
 from oraculo.worker.context import Context
 from oraculo.worker.handlers import payload_fault
-from oraculo.worker.jobs import Job, Lane, Receipt
+from oraculo.worker.jobs import Job, Lane, ReceivedCommand
 from oraculo.worker.large_results import LargeAnswers, may_refer
 from oraculo.worker.logs import FailureLog, WorkerLog
 from oraculo.worker.outbox import AnswerOutbox
@@ -101,23 +101,23 @@ class Dispatcher:
 
     def _accept(self, lane: Lane, subscription: Subscription, delivery: Delivery) -> None:
         command = read_command(delivery.body)
-        receipt = Receipt(subscription, delivery, command)
+        received = ReceivedCommand(subscription, delivery, command)
         identity = identity_of(command)
-        if identity is None or not self._is_repeat(identity, receipt):
+        if identity is None or not self._is_repeat(identity, received):
             deadline = None if command.prazo is None else from_iso(command.prazo)
-            job = Job(lane, command, [receipt], identity, deadline)
+            job = Job(lane, command, [received], identity, deadline)
             if not self._suspects.takes(job):
                 lane.backlog.append(job)
             if identity is not None:
                 self._unfinished[identity] = job
 
-    def _is_repeat(self, identity: Identity, receipt: Receipt) -> bool:
+    def _is_repeat(self, identity: Identity, received: ReceivedCommand) -> bool:
         """A command that was answered is answered again; one in work will be, when its answer is there."""
         if (job := self._unfinished.get(identity)) is not None:
-            job.is_delivered_again(receipt)
+            job.is_delivered_again(received)
             return True
         if (body := self._remembered.get(identity)) is not None:
-            self._outbox.answer(receipt, body)
+            self._outbox.answer(received, body)
             return True
         return False
 
@@ -191,8 +191,8 @@ class Dispatcher:
         if job.identity is not None:
             self._remembered.put(job.identity, body)
         self._outbox.last_report(job)
-        for receipt in job.receipts:
-            self._outbox.answer(receipt, body)
+        for received in job.received:
+            self._outbox.answer(received, body)
 
     def _close(self, job: Job) -> None:
         job.ended = True
@@ -274,8 +274,8 @@ class Dispatcher:
         held: defaultdict[Subscription, list[Delivery]] = defaultdict(list)
         for job in waiting:
             self._close(job)
-            for receipt in job.receipts:
-                held[receipt.subscription].append(receipt.delivery)
+            for received in job.received:
+                held[received.subscription].append(received.delivery)
         # At once: a broker that says nothing takes its time of each queue.
         await asyncio.gather(*(_give_back(subscription, deliveries) for subscription, deliveries in held.items()))
 

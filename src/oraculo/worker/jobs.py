@@ -1,4 +1,4 @@
-"""The records of the work: a receipt for each delivery, a job for each command, a lane for each queue."""
+"""The records of the work: received commands, jobs, and a lane for each queue."""
 
 from collections import deque
 
@@ -12,7 +12,7 @@ from oraculo.worker.context import Context
 from oraculo.worker.handlers import Handler
 
 
-class Receipt(msgspec.Struct, eq=False, frozen=True):
+class ReceivedCommand(msgspec.Struct, eq=False, frozen=True):
     """A delivered command: it is owed an answer, and acked once the answer is confirmed."""
 
     subscription: Subscription
@@ -21,30 +21,30 @@ class Receipt(msgspec.Struct, eq=False, frozen=True):
 
 
 class Job(msgspec.Struct, eq=False):
-    """A command to be worked on once, however often it was delivered: every receipt gets the same answer."""
+    """A command to be worked on once, however often it was delivered: each delivery gets the same answer."""
 
     lane: "Lane"
     command: Message
-    receipts: list[Receipt]
+    received: list[ReceivedCommand]
     identity: Identity | None
     deadline: float | None
     context: Context | None = None
     in_thread: bool = False  # where nothing can cancel it
     ended: bool = False  # answered, or nobody's any more; its handler may still run when it outlived the deadline
 
-    def is_delivered_again(self, receipt: Receipt) -> None:
+    def is_delivered_again(self, received: ReceivedCommand) -> None:
         """What a lost subscription had brought is answered by way of this one, and once."""
-        self.receipts = [*(each for each in self.receipts if not each.subscription.closed), receipt]
+        self.received = [*(each for each in self.received if not each.subscription.closed), received]
 
     @property
     def was_given_back(self) -> bool:
         """Nobody here holds it any more: it is delivered again, to us or to another worker."""
-        return self.receipts[0].subscription.closed and all(each.subscription.closed for each in self.receipts)
+        return self.received[0].subscription.closed and all(each.subscription.closed for each in self.received)
 
     @property
     def is_settled(self) -> bool:
         """The broker has heard that it is done, or will deliver it again."""
-        return all(not each.subscription.holds(each.delivery) for each in self.receipts)
+        return all(not each.subscription.holds(each.delivery) for each in self.received)
 
 
 class Lane(msgspec.Struct, eq=False):

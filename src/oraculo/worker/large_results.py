@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from oraculo.core.answers import is_failure
-from oraculo.core.result_reference import Reference, encode_reference, read_reference
+from oraculo.core.result_reference import ResultReference, encode_reference, read_reference
 from oraculo.errors import ObjectsError, ObjectsUnavailable
 from oraculo.ports.objects import Objects, get_result, put_result
 from oraculo.wire.json_guard import UNREADABLE
@@ -54,7 +54,7 @@ class LargeAnswers:
         payload["resultados"] = msgspec.Raw(msgspec.json.encode(results))
         return msgspec.json.encode(payload)
 
-    async def _read(self, name: str, reference: Reference) -> bytes:
+    async def _read(self, name: str, reference: ResultReference) -> bytes:
         if self._objects is None:
             raise ObjectsUnavailable(
                 f"the result of '{name}' is in an object store that this worker does not know; set ORACULO_OBJECTS_URL "
@@ -103,7 +103,7 @@ async def completed(objects: Objects, aggregate: dict[str, Any]) -> dict[str, An
     return aggregate
 
 
-def _references(run_id: str, results: dict[str, msgspec.Raw]) -> dict[str, Reference]:
+def _references(run_id: str, results: dict[str, msgspec.Raw]) -> dict[str, ResultReference]:
     found = {name: read_reference(run_id, bytes(raw)) for name, raw in results.items()}
     return {name: reference for name, reference in found.items() if reference is not None}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 
-from oraculo.core.log_throttle import Repeats
+from oraculo.core.log_throttle import LogThrottle
 from oraculo.wire.naming import shortened
 
 _log = structlog.get_logger("oraculo.worker")
@@ -58,7 +58,7 @@ class FailureLog:
     themselves: that of the same failure is written once a minute, and none of one that was raised on purpose."""
 
     def __init__(self) -> None:
-        self._repeats = Repeats()
+        self._repeats = LogThrottle()
 
     def tell(self, log: WorkerLog, handler: str, error: BaseException, reason: str, *, on_purpose: bool) -> None:
         if on_purpose:
@@ -97,7 +97,7 @@ class TroubleLog:
 
     def __init__(self) -> None:
         self._log = WorkerLog()
-        self._repeats = Repeats()
+        self._repeats = LogThrottle()
 
     def warning(self, event: str, error: Exception, **fields: object) -> None:
         reason = str(error)

@@ -9,20 +9,20 @@ import contextlib
 import threading
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
 from oraculo.clients.subscription import Backoff, Subscription
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Broker, Delivery, NotTaken, Outgoing
+from oraculo.ports.broker import Broker, Delivery, Outgoing, Receipt
 from oraculo.ports.clock import Entropy
 from oraculo.wire import naming
 from oraculo.worker.answer_memory import RememberedAnswers, identity_of
 from oraculo.worker.answers import AnswerWriter
-from oraculo.worker.jobs import Job, Receipt
+from oraculo.worker.jobs import Job, ReceivedCommand
 from oraculo.worker.logs import TroubleLog, WorkerLog
 
 MAX_BATCH = 500
@@ -36,7 +36,7 @@ _log = WorkerLog()
 
 
 class _Reply(msgspec.Struct, eq=False):
-    receipt: Receipt
+    received: ReceivedCommand
     body: bytes
     stands_in: bool = False  # for an answer that the broker refused
 
@@ -70,8 +70,8 @@ class AnswerOutbox:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
 
-    def answer(self, receipt: Receipt, body: bytes) -> None:
-        self._replies.append(_Reply(receipt, body))
+    def answer(self, received: ReceivedCommand, body: bytes) -> None:
+        self._replies.append(_Reply(received, body))
         self._wake.set()
 
     def announce(self, job: Job) -> None:
@@ -160,14 +160,26 @@ class AnswerOutbox:
         if not messages:
             return
         try:
-            await self._broker.publish(messages)
-        except NotTaken as error:
-            await self._keep_the_rest(jobs, batch, error)
+            receipts = await self._broker.publish(messages)
         except Exception as error:  # noqa: BLE001 - an adapter's fault must not lose answers nor end the worker
-            await (self._send_singly(batch) if _is_refusal(error) else self._put_back(batch, error))
-        else:
-            self._backoff.reset()
-            await self._settle_soon(batch, jobs)
+            if not _is_refusal(error):
+                await self._put_back(batch, error)
+                return
+            receipts = [Receipt(error=error)] * len(messages)
+        self._backoff.reset()
+        await self._read_receipts(batch, receipts[len(messages) - len(batch) :], jobs)  # behind the reports'
+
+    async def _read_receipts(self, batch: list[_Reply], receipts: Sequence[Receipt], jobs: list[Job]) -> None:
+        """Settle what was taken. A queue that is full holds up no other: its answers have a pause of their own."""
+        outcomes = list(zip(batch, receipts, strict=True))
+        if full := {reply: each.error for reply, each in outcomes if isinstance(each.error, BrokerUnavailable)}:
+            why = next(iter(full.values()))
+            self._troubles.warning("answers were not taken; trying again", why, count=len(full))
+            self._pause(list(full))
+        for reply, receipt in outcomes:
+            if receipt.error is not None and reply not in full:
+                await self._handle_refusal(reply, receipt.error)
+        await self._settle_soon([reply for reply, receipt in outcomes if receipt.error is None], jobs)
 
     async def _settle_soon(self, batch: list[_Reply], jobs: list[Job]) -> None:
         """Beside the next batch: an answer need not wait until the broker has heard that another's command is done."""
@@ -180,14 +192,6 @@ class AnswerOutbox:
     async def _settle_and_renew(self, batch: list[_Reply], jobs: list[Job]) -> None:
         await self._settle(batch)
         await self._renew(jobs)
-
-    async def _keep_the_rest(self, jobs: list[Job], batch: list[_Reply], error: NotTaken) -> None:
-        """A queue that is full holds up no other: what it did not take has a pause of its own."""
-        self._troubles.warning("answers were not taken; trying again", error, count=error.count)
-        outcomes = list(zip(batch, error.vias[len(error.vias) - len(batch) :], strict=True))  # behind the reports
-        self._pause([reply for reply, via in outcomes if via is None])
-        self._backoff.reset()
-        await self._settle_soon([reply for reply, via in outcomes if via is not None], jobs)
 
     def _pause(self, batch: list[_Reply]) -> None:
         pausing = asyncio.create_task(self._return_later(batch), name="oraculo-full")
@@ -207,48 +211,33 @@ class AnswerOutbox:
         self._replies[:0] = batch
         await self._backoff.pause()
 
-    async def _send_singly(self, batch: list[_Reply]) -> None:
-        """One of them is refused: it must not hold up the others."""
-        for position, reply in enumerate(batch):
-            try:
-                await self._broker.publish([self._reply_message(reply)])
-            except NotTaken:
-                self._pause([reply])
-            except Exception as error:  # noqa: BLE001 - as above
-                if not _is_refusal(error):
-                    await self._put_back(batch[position:], error)
-                    return
-                await self._handle_refusal(reply, error)
-            else:
-                await self._settle([reply])
-
     async def _handle_refusal(self, reply: _Reply, error: Exception) -> None:
         """Until the command is with the dead letters its answer is remembered: it comes again, and is not to be run."""
-        receipt, command = reply.receipt, reply.receipt.command
-        queue = self._names.logical(receipt.delivery.queue)
+        received, command = reply.received, reply.received.command
+        queue = self._names.logical(received.delivery.queue)
         reason, stand_in = self._writer.refused(queue, command, error, stands_in=reply.stands_in)
         _log.warning("answer refused", correlation_id=command.correlation_id, reason=reason)
         identity = identity_of(command)
         if stand_in is None:
-            if await receipt.subscription.dead_letter(receipt.delivery, reason) and identity is not None:
+            if await received.subscription.dead_letter(received.delivery, reason) and identity is not None:
                 self._remembered.forget(identity)
             return
         if identity is not None:
             self._remembered.put(identity, stand_in)
-        self._replies.append(_Reply(receipt, stand_in, stands_in=True))
+        self._replies.append(_Reply(received, stand_in, stands_in=True))
 
     async def _settle(self, batch: list[_Reply]) -> None:
         done: defaultdict[Subscription, list[Delivery]] = defaultdict(list)
         for reply in batch:
-            done[reply.receipt.subscription].append(reply.receipt.delivery)
+            done[reply.received.subscription].append(reply.received.delivery)
         # Together: a broker may write all of them to its disk at once.
         await asyncio.gather(*(subscription.ack(deliveries) for subscription, deliveries in done.items()))
 
     async def _renew(self, jobs: list[Job]) -> None:
         for job in jobs:
             if not job.ended:
-                for receipt in job.receipts:
-                    await receipt.subscription.extend([receipt.delivery])
+                for received in job.received:
+                    await received.subscription.extend([received.delivery])
 
     def _report_messages(self, jobs: list[Job]) -> Iterator[Outgoing]:
         for job in jobs:
@@ -261,9 +250,11 @@ class AnswerOutbox:
                 yield Outgoing(self._writer.reply_queue(job.command), body)
 
     def _reply_message(self, reply: _Reply) -> Outgoing:
-        return Outgoing(self._writer.reply_queue(reply.receipt.command), reply.body, prefer=reply.receipt.delivery.via)
+        return Outgoing(
+            self._writer.reply_queue(reply.received.command), reply.body, prefer=reply.received.delivery.via
+        )
 
 
-def _is_refusal(error: Exception) -> bool:
-    """Trying again would not help: the broker can be reached, and says no."""
+def _is_refusal(error: Exception) -> TypeGuard[BrokerError]:
+    """Return whether trying again would not help: the broker can be reached, and says no."""
     return isinstance(error, BrokerError) and not isinstance(error, BrokerUnavailable)

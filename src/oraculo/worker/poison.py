@@ -36,7 +36,7 @@ class Suspects:
 
     def takes(self, job: Job) -> bool:
         """Whether it is one; then it begins when its turn has come."""
-        if job.receipts[0].delivery.redeliveries <= self._trusted:
+        if job.received[0].delivery.redeliveries <= self._trusted:
             return False
         self._waiting.append(job)
         if self._duty is None or self._duty.done():

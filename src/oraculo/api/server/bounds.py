@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from ipaddress import IPv4Address, ip_address, ip_network
 from typing import Protocol
 
-from oraculo.core.log_throttle import Repeats
+from oraculo.core.log_throttle import LogThrottle
 from oraculo.settings import ApiSettings
 
 HEAD_BYTES = 64 * 1024  # of a request line and its headers, of trailers, and of what else stands around chunks
@@ -39,7 +39,7 @@ class Bounds:
         self._most = settings.client_connections
         self._proxies = [ip_network(entry, strict=False) for entry in settings.proxies]
         self._connections: dict[Hashable, dict[Seat, None]] = {}  # of each client, the oldest first
-        self._repeats = Repeats()
+        self._repeats = LogThrottle()
 
     def is_proxy(self, address: str) -> bool:
         """Return whether a configured proxy has the address: the clients behind it are counted, and not it."""

@@ -10,7 +10,7 @@ from oraculo.bridges.bullmq.job import Record
 from oraculo.bridges.bullmq.ledger import JobState, Ledger
 from oraculo.clients.subscription import Backoff
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidJson
-from oraculo.ports.broker import Broker, NotTaken, Outgoing
+from oraculo.ports.broker import Broker, Outgoing, Receipt
 from oraculo.ports.clock import Entropy
 from oraculo.wire.answers import MAX_PROGRESS_TEXT, AnswerWriter
 from oraculo.wire.json_guard import depth_fault, has_half_a_pair, is_too_deep, json_fault
@@ -106,29 +106,28 @@ class Results:
             await self._ledger.close(answers)
 
     async def publish(self, reports: Sequence[JobReport]) -> None:
-        """Return once the broker has confirmed all of them."""
+        """Return once the broker has confirmed all of them, or a smaller answer or a dead letter in their place."""
         while reports:
             try:
-                await self._broker.publish([self._message(report) for report in reports])
-            except BrokerUnavailable as error:
-                if isinstance(error, NotTaken):  # by a queue that is full: the others need not be sent again
-                    reports = [report for report, via in zip(reports, error.vias, strict=True) if via is None]
-                _log.warning("answers of bullmq's jobs cannot be published; trying again", reason=str(error))
-                await self._backoff.pause()
+                receipts = await self._broker.publish([self._message(report) for report in reports])
             except BrokerError as error:
-                await self._refused(reports, error)
-                return
+                receipts = [Receipt(error=error)] * len(reports)
+            left: list[JobReport] = []
+            for report, receipt in zip(reports, receipts, strict=True):
+                if isinstance(receipt.error, BrokerUnavailable):
+                    left.append(report)
+                elif receipt.error is not None:
+                    await self._refused(report, receipt.error)
+            if left:
+                reason = next(str(each.error) for each in receipts if isinstance(each.error, BrokerUnavailable))
+                _log.warning("answers of bullmq's jobs cannot be published; trying again", reason=reason)
+                await self._backoff.pause()
             else:
                 self._backoff.reset()
-                return
+            reports = left
 
-    async def _refused(self, reports: Sequence[JobReport], error: BrokerError) -> None:
-        """Publish one by one: one of them is at fault. A smaller answer stands in for it, else a dead letter."""
-        if len(reports) > 1:
-            for report in reports:
-                await self.publish([report])
-            return
-        [report] = reports
+    async def _refused(self, report: JobReport, error: BrokerError) -> None:
+        """Publish a smaller answer that stands in for a refused one, else a dead letter."""
         record = report.record
         reason, stand_in = self._writer.refused(record.kind, record.command, error, stands_in=report.stands_in)
         _log.warning("answer refused", correlation_id=record.command.correlation_id, reason=reason)

@@ -9,7 +9,7 @@ from oraculo.bridges.celery.tasks import ReturnAddress, task_id_of
 from oraculo.clients.subscription import Backoff
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.pipeline import bridges
-from oraculo.ports.broker import Broker, Outgoing
+from oraculo.ports.broker import Broker, Outgoing, publish_all
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.telemetry import DeadLettered, LoopFailed, Telemetry
 from oraculo.wire import naming
@@ -83,7 +83,7 @@ class TaskAnswers:
         """Publish progress once. It is not worth waiting for a broker that is away."""
         body = self._writer.progress(command, 0.0, text)
         with contextlib.suppress(BrokerError):
-            await self._broker.publish([Outgoing(self._writer.reply_queue(command), body, prefer=command.via)])
+            await publish_all(self._broker, [Outgoing(self._writer.reply_queue(command), body, prefer=command.via)])
 
     async def dead_letter(self, body: bytes, reason: str) -> None:
         """Put a reply among the dead letters of the bridge's queue, however often that fails."""
@@ -105,7 +105,7 @@ class TaskAnswers:
         backoff = Backoff(self._entropy)
         while True:
             try:
-                await self._broker.publish([message])
+                await publish_all(self._broker, [message])
                 return
             except BrokerUnavailable as error:
                 self.report(f"an answer waits: {error}")

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from oraculo.bridges.celery.answers import publish_answer
 from oraculo.errors import BrokerUnavailable
-from oraculo.ports.broker import Broker, Outgoing
+from oraculo.ports.broker import Broker, Outgoing, publish_all
 from oraculo.wire.answers import AnswerWriter
 from oraculo.wire.message import Message
 
@@ -37,7 +37,7 @@ class Publisher:
         self._call(lambda: self._broker.declare(queues))
 
     async def _publish(self, message: Outgoing) -> None:
-        await self._broker.publish([message])
+        await publish_all(self._broker, [message])
 
     def _call(self, work: Callable[[], Awaitable[None]]) -> None:
         async def started() -> None:

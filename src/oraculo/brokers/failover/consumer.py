@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 
-from oraculo.brokers.failover.branch import WORKS_AGAIN, Branch
+from oraculo.brokers.failover.member import WORKS_AGAIN, Member
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Consumer, Delivery, NotMoved
 
@@ -17,12 +17,12 @@ class FailoverConsumer:
     """One subscription to a queue on every broker; what one of them had not settled when it was lost is that broker's,
     and settling it does nothing."""
 
-    def __init__(self, branches: Sequence[Branch], queue: str, prefetch: int) -> None:
-        self._branches = branches
+    def __init__(self, members: Sequence[Member], queue: str, prefetch: int) -> None:
+        self._members = members
         self.queue = queue
         self._prefetch = prefetch
         self._feeds: list[asyncio.Task[None]] = []
-        self._inner: dict[Branch, Consumer] = {}
+        self._inner: dict[Member, Consumer] = {}
         self._waiting: list[Delivery] = []  # taken from a broker and not yet asked for
         self._out: dict[int | str, tuple[Consumer, Delivery]] = {}  # by our token: whose it is
         self._tokens = 0
@@ -32,65 +32,65 @@ class FailoverConsumer:
     async def open(self) -> None:
         """Subscribes where it can at once, so that a caller knows it is heard; the rest follows."""
         try:
-            subscribed = [await self._subscribe(branch) for branch in self._branches if branch.is_up]
+            subscribed = [await self._subscribe(member) for member in self._members if member.is_up]
         except BaseException:  # whoever waits gave up: nobody else would close what is open by now
             await self.close()
             raise
         if not any(subscribed):
             raise self._unread()  # nothing was opened
-        self._feeds = [asyncio.create_task(self._feed(branch)) for branch in self._branches]
+        self._feeds = [asyncio.create_task(self._feed(member)) for member in self._members]
 
     def _unread(self) -> BrokerError:
         """Refused only if each of them says no: one that is away may not."""
-        refusals = {branch.name: branch.why_unread(self.queue) for branch in self._branches}
-        whys = {branch.name: branch.trouble or refusals[branch.name] or WORKS_AGAIN for branch in self._branches}
+        refusals = {member.name: member.why_unread(self.queue) for member in self._members}
+        whys = {member.name: member.trouble or refusals[member.name] or WORKS_AGAIN for member in self._members}
         reasons = "; ".join(f"{name}: {why}" for name, why in whys.items())
         kind = BrokerError if all(refusals.values()) else BrokerUnavailable
         return kind(f"no broker lets us read {self.queue}: {reasons}")
 
-    async def _subscribe(self, branch: Branch) -> bool:
+    async def _subscribe(self, member: Member) -> bool:
         """One that says no is told as deaf on this queue, and asked again and again."""
         try:
-            consuming = branch.broker.consume(self.queue, prefetch=self._prefetch)
-            self._inner[branch] = await branch.attempt(consuming)
+            consuming = member.broker.consume(self.queue, prefetch=self._prefetch)
+            self._inner[member] = await member.attempt(consuming)
         except Exception as error:  # noqa: BLE001 - as with what it brings: a fault of the adapter must not end the feed
-            branch.note_unread(self.queue, error)
+            member.note_unread(self.queue, error)
             return False
-        branch.note_consumer(self.queue)
+        member.note_consumer(self.queue)
         return True
 
-    async def _feed(self, branch: Branch) -> None:
+    async def _feed(self, member: Member) -> None:
         """Brings what arrives on one broker, and subscribes again whenever it was lost and is back."""
         pause = RESUBSCRIBE_PAUSE
         while not self.is_closed:
-            consumer = self._inner.get(branch)
+            consumer = self._inner.get(member)
             if consumer is None:
-                await branch.usable.wait()
-                if not await self._subscribe(branch):
+                await member.usable.wait()
+                if not await self._subscribe(member):
                     await asyncio.sleep(FAILED_PAUSE)
                 continue
             began = _now()
             try:
-                await self._bring(branch, consumer)
+                await self._bring(member, consumer)
             except Exception as error:  # noqa: BLE001 - whatever an adapter raises, a feed that ends would end in silence
-                branch.note_unread(self.queue, error)
+                member.note_unread(self.queue, error)
             # No reason to give up the whole broker: it may be this consumer alone. A publish or a probe will tell. The
             # pause is also for what could not be settled, so that it was closed here: that comes again at once, a dead
             # letter that can be put nowhere for ever.
-            await self._drop(branch, consumer)
+            await self._drop(member, consumer)
             pause = RESUBSCRIBE_PAUSE if _now() - began > STEADY else pause
-            await asyncio.sleep(FAILED_PAUSE if branch.why_unread(self.queue) else pause)
+            await asyncio.sleep(FAILED_PAUSE if member.why_unread(self.queue) else pause)
             pause = min(2 * pause, FAILED_PAUSE)
 
-    async def _bring(self, branch: Branch, consumer: Consumer) -> None:
+    async def _bring(self, member: Member, consumer: Consumer) -> None:
         while not self.is_closed:
             async with self._changed:
                 await self._changed.wait_for(lambda: self.is_closed or self._room > 0)
             if self.is_closed or not (deliveries := await consumer.take(max(1, self._room))):
                 return
-            branch.note_read(self.queue)
+            member.note_read(self.queue)
             async with self._changed:
-                self._waiting += [self._adopt(branch.name, consumer, delivery) for delivery in deliveries]
+                self._waiting += [self._adopt(member.name, consumer, delivery) for delivery in deliveries]
                 self._changed.notify_all()
 
     @property
@@ -103,9 +103,9 @@ class FailoverConsumer:
         self._out[self._tokens] = (consumer, delivery)
         return Delivery(delivery.queue, delivery.body, self._tokens, delivery.redeliveries, via)
 
-    async def _drop(self, branch: Branch, consumer: Consumer) -> None:
+    async def _drop(self, member: Member, consumer: Consumer) -> None:
         """A consumer that is lost takes with it what was not settled: the broker will deliver it again."""
-        self._inner.pop(branch, None)
+        self._inner.pop(member, None)
         with suppress(Exception):  # it is lost either way, and its feed must go on
             await consumer.close()
         async with self._changed:
@@ -219,8 +219,8 @@ class FailoverConsumer:
         self._inner.clear()
         self._out.clear()
         self._waiting.clear()
-        for branch in self._branches:
-            branch.note_closed(self.queue)
+        for member in self._members:
+            member.note_closed(self.queue)
 
 
 def _by_owner(

@@ -24,7 +24,7 @@ from oraculo.brokers.nats.appetite import Appetite
 from oraculo.brokers.nats.births import Births
 from oraculo.brokers.nats.connection import Connection
 from oraculo.brokers.nats.consumer import FAREWELL, Letter, NatsConsumer, Terms, give_back
-from oraculo.brokers.nats.dead_letters import Quarantine
+from oraculo.brokers.nats.dead_letters import DeadLetters
 from oraculo.brokers.nats.declare import LOOK_SHARE, Maker
 from oraculo.brokers.nats.given_back import GivenBack
 from oraculo.brokers.nats.layout import (
@@ -40,8 +40,9 @@ from oraculo.brokers.nats.outgoing import Refusals, request_of
 from oraculo.brokers.nats.replies import UNANSWERED, ApiError, Request
 from oraculo.brokers.nats.sending import Sender
 from oraculo.core.chunks import pages
-from oraculo.errors import BrokerError, BrokerUnavailable, Fault, InvalidSettings
-from oraculo.ports.broker import Broker, Capabilities, DeadLetter, Link, NotTaken, Outgoing, QueueState
+from oraculo.errors import BrokerError, BrokerUnavailable, Fault, InvalidSettings, QueueDown, QueueUnavailable
+from oraculo.ports.broker import BrokerStatus, Capabilities, Outgoing, Receipt
+from oraculo.ports.broker_admin import DeadLetter, FullBroker, QueueState
 from oraculo.ports.clock import Clock, SystemClock
 from oraculo.wire.naming import dlq_name, is_dlq, shown, source_name
 
@@ -83,6 +84,7 @@ class NatsBroker:
         known = frozenset({"credentials", "replicas"})
         self._address = read_address(url, port=DEFAULT_PORT, known=known, is_cluster=True)
         self.name = name
+        self._taken = Receipt(name)
         self._delivery_limit = delivery_limit
         self._heartbeat = heartbeat
         self._connect_timeout = connect_timeout
@@ -103,7 +105,7 @@ class NatsBroker:
         replicas = _replicas(self._address.parameters.get("replicas", "1"))
         self._maker = Maker(self._births, replicas=replicas, lease=lease, leases=leases, patience=publish_timeout)
         self._sender = Sender(self._maker, self._births, patience=publish_timeout)
-        self._quarantine = Quarantine(lambda: self._calling(publish_timeout), self._sender.send, self._look_patience)
+        self._dead_letters = DeadLetters(lambda: self._calling(publish_timeout), self._sender.send, self._look_patience)
         self._trouble: str | None = _CLOSED
 
     @property
@@ -119,13 +121,13 @@ class NatsBroker:
             max_message=self._connection.max_payload if self._connection is not None else None,
         )
 
-    def links(self) -> Sequence[Link]:
+    def statuses(self) -> Sequence[BrokerStatus]:
         if self._connection is None:
-            return [Link(self.name, self._trouble, self._births.losses)]
+            return [BrokerStatus(self.name, self._trouble, self._births.losses)]
         trouble, stuck = self._trouble or self._connection.full(), self._connection.stuck()
-        return [Link(self.name, trouble, self._births.losses, stuck=tuple(stuck.items()))]
+        return [BrokerStatus(self.name, trouble, self._births.losses, stuck=tuple(stuck.items()))]
 
-    def behind(self) -> Sequence[Broker]:
+    def behind(self) -> Sequence[FullBroker]:
         return [self]
 
     async def start(self) -> None:
@@ -186,7 +188,7 @@ class NatsBroker:
             self._trouble = str(error)
             raise error from timeout
         except BrokerError as error:
-            if connection is None or (isinstance(error, BrokerUnavailable) and not isinstance(error, NotTaken)):
+            if connection is None or (isinstance(error, BrokerUnavailable) and not isinstance(error, QueueUnavailable)):
                 self._trouble = str(error)
             raise
         if self._connection is connection:  # it may have broken since
@@ -312,18 +314,18 @@ class NatsBroker:
         sources = list(dict.fromkeys(source_name(queue) for queue in queues))
         for fault in filter(None, map(name_fault, sources)):
             raise BrokerError(fault)
-        without_leader: list[NotTaken] = []
+        without_leader: list[QueueUnavailable] = []
         for some in pages(sources, MADE_TOGETHER):  # each part has its own time: a disk may be slow
             async with self._calling(self._publish_timeout) as connection:
                 for unmade in (await self._maker.make(connection, some)).values():
-                    if not isinstance(unmade, NotTaken):
+                    if not isinstance(unmade, QueueUnavailable):
                         raise unmade
                     without_leader.append(unmade)
         if without_leader:  # keeps no other from being made
             raise without_leader[0]
 
     async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
-        """Raises NotTaken when nobody can tell of any that are named, since their streams have no leader."""
+        """Raises QueueDown when nobody can tell of any that are named, since their streams have no leader."""
         if names is None:
             counts, unknown = await self._all_counts()
             sources = [name for name in dict.fromkeys(map(source_name, counts)) if name not in unknown]
@@ -363,7 +365,7 @@ class NatsBroker:
                 elif not answer.is_missing:
                     raise connection.refusal(answer, f"to tell of {name}")
         if names and unknown.issuperset(names):
-            raise NotTaken(f"{self.name} does not tell of {', '.join(names)}: the stream may have no leader")
+            raise QueueDown(f"{self.name} does not tell of {', '.join(names)}: the stream may have no leader")
         return counts, unknown
 
     def _state(self, queue: str, counts: dict[str, int], consumer: dict[str, Any] | ApiError) -> QueueState:
@@ -380,24 +382,15 @@ class NatsBroker:
 
     # -- publishing -----------------------------------------------------------------------------------------------
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
-        """Raises BrokerError for messages that NATS cannot take (a name that is no subject, a body over max_payload),
-        and when no queue of the call will take any as it is now; the others are published."""
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         async with self._calling(self._publish_timeout, LONGEST) as connection:
             refusals = Refusals()
-            requests = [request_of(message, connection.max_payload, refusals) for message in messages]
-            await self._sender.send(connection, [request for request in requests if request is not None], refusals)
-            if refusals.down and len(refusals.left) == len(messages):
+            requests = [request_of(message, connection.max_payload) for message in messages]
+            await self._sender.send(connection, [each for each in requests if isinstance(each, Request)], refusals)
+            if refusals.are_all_down(len(messages)):
                 async with asyncio.timeout(self._publish_timeout):
                     await self._require_work(connection)
-        refusals.raise_for_good()
-        if not refusals.left:
-            return [self.name] * len(messages)
-        if len(refusals.forbidden) == len(messages):
-            raise BrokerError(refusals.told)
-        vias = [None if id(request) in refusals.left else self.name for request in requests]
-        down = {number for number, request in enumerate(requests) if id(request) in refusals.down}
-        raise NotTaken(refusals.told, vias, down)
+        return [refusals.receipt(request, self._taken) for request in requests]
 
     @staticmethod
     async def _require_work(connection: Connection) -> None:
@@ -448,18 +441,18 @@ class NatsBroker:
     # -- dead letters ---------------------------------------------------------------------------------------------
 
     async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
-        return await self._quarantine.peek(queue, limit=limit, after=after)
+        return await self._dead_letters.peek(queue, limit=limit, after=after)
 
     async def look_through(
         self, queue: str, see: Callable[[DeadLetter], None], ids: Collection[str] | None = None
     ) -> None:
-        await self._quarantine.look_through(queue, see, ids)
+        await self._dead_letters.look_through(queue, see, ids)
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
-        return await self._quarantine.redrive(queue, ids)
+        return await self._dead_letters.redrive(queue, ids)
 
     async def discard(self, queue: str, ids: Sequence[str]) -> int:
-        return await self._quarantine.discard(queue, ids)
+        return await self._dead_letters.discard(queue, ids)
 
     async def remove(self, queues: Sequence[str]) -> None:
         sources = [source for source in dict.fromkeys(map(source_name, queues)) if not name_fault(source)]

@@ -36,8 +36,7 @@ from oraculo.brokers.nats.replies import (
 )
 from oraculo.core.chunks import pages
 from oraculo.core.troubled_queues import TroubledQueues
-from oraculo.errors import BrokerError, BrokerUnavailable, how_to_add
-from oraculo.ports.broker import NotTaken
+from oraculo.errors import BrokerError, BrokerUnavailable, QueueDown, how_to_add
 
 PING_INTERVAL = 5  # seconds; a peer that leaves two pings unanswered is gone
 MOST_KNOWN = 10_000  # queues, or streams, of which something is remembered; the one not used for longest is forgotten
@@ -324,7 +323,7 @@ class Connection:
         if error.is_forbidden:
             return BrokerError(f"{self.place} does not allow it: {error.description}")
         if error is UNANSWERED:
-            return NotTaken(f"{self.place} was asked {what} and gave no answer, while it answers otherwise")
+            return QueueDown(f"{self.place} was asked {what} and gave no answer, while it answers otherwise")
         sentence = f"{self.place} refused {what}: {error.description} ({error.err_code or error.code}){needed}"
         passes = error.is_temporary or error.is_full or error.is_missing  # which was there a moment ago
         return BrokerUnavailable(sentence) if passes else BrokerError(sentence)

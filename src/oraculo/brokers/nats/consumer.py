@@ -19,8 +19,8 @@ import structlog
 from oraculo.brokers.nats.connection import Connection
 from oraculo.brokers.nats.layout import NANOSECONDS, Origin, origin_of, parse_headers, parse_status, stream_of
 from oraculo.brokers.prefetch import Prefetch
-from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Delivery, NotTaken
+from oraculo.errors import BrokerError, BrokerUnavailable, QueueUnavailable
+from oraculo.ports.broker import Delivery
 
 PULL_EXPIRES = 10.0  # seconds that a pull waits at the server; then it is made again
 MISSED_HEARTBEATS = 3
@@ -463,7 +463,7 @@ def _settled_at(subject: str) -> tuple[str, ...]:
 
 def _is_away(error: BrokerError) -> bool:
     """The server, so that nothing is known of a message."""
-    return isinstance(error, BrokerUnavailable) and not isinstance(error, NotTaken)
+    return isinstance(error, BrokerUnavailable) and not isinstance(error, QueueUnavailable)
 
 
 def _nak(delay: float) -> bytes:

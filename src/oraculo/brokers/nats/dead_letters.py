@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple
 
-from oraculo.brokers.dead_letter_page import LetterPage
+from oraculo.brokers.dead_letter_page import DeadLetterPage
 from oraculo.brokers.nats.connection import Connection
 from oraculo.brokers.nats.layout import (
     id_headers,
@@ -19,7 +19,7 @@ from oraculo.brokers.nats.layout import (
 from oraculo.brokers.nats.outgoing import Refusals
 from oraculo.brokers.nats.replies import ApiError, Request
 from oraculo.core.chunks import pages
-from oraculo.ports.broker import DeadLetter, NotAnId
+from oraculo.ports.broker_admin import DeadLetter, NotAnId
 from oraculo.wire.naming import dlq_name, source_name
 
 PAGE = 128  # letters that are looked at together
@@ -39,7 +39,7 @@ class _Extent(NamedTuple):
     page: int  # letters that can be looked at together
 
 
-class Quarantine:
+class DeadLetters:
     """`patience`: seconds that a quarantine has to tell of itself; one without a leader never does."""
 
     def __init__(self, calling: Calling, send: Send, patience: float) -> None:
@@ -50,7 +50,7 @@ class Quarantine:
     async def peek(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
         if after is not None and not _sequence(after):
             raise NotAnId(after)
-        found = LetterPage(limit)
+        found = DeadLetterPage(limit)
         position = _sequence(after or "0")
         async with self._calling() as connection:
             last, most = await self._extent(connection, queue)
@@ -123,9 +123,8 @@ class Quarantine:
             room = connection.max_payload - len(letter.body)
             requests.append(Request(target, letter.body, id_headers(f"{stream}:{letter.id}:{letter.at}", room)))
         await self._send(connection, requests, refusals)
-        not_taken = refusals.left.keys() | refusals.never
         pairs = zip(letters, requests, strict=True)
-        taken = [int(letter.id) for letter, request in pairs if id(request) not in not_taken]
+        taken = [int(letter.id) for letter, request in pairs if not refusals.is_for(request)]
         deleted = await self._delete(connection, queue, taken)
         refusals.raise_any()
         return deleted

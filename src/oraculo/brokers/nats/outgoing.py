@@ -14,68 +14,54 @@ from oraculo.brokers.nats.layout import (
     name_fault,
 )
 from oraculo.brokers.nats.replies import UNANSWERED, PubAck, Request, read_confirm
-from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
-from oraculo.ports.broker import NO_REASON, NotTaken, Outgoing
+from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge, QueueDown
+from oraculo.ports.broker import NO_REASON, Outgoing, Receipt
 from oraculo.wire.naming import dlq_name
 
 WINDOW = 1000  # messages that wait for their confirm at a time; JetStream refuses when ten thousand do
 WINDOW_BYTES = 4 * 1024 * 1024
-_MOST_TOLD = 5  # reasons, of the messages of one call
 _KEPT_OUT_PAUSE = 0.02
 
 _log = structlog.get_logger("oraculo.brokers.nats")
 
 
 class Refusals:
-    """What became of the messages of one call that were not confirmed."""
+    """Why messages of one call were not taken, by the id of their request."""
 
     def __init__(self) -> None:
-        self.for_good: dict[str, BrokerError] = {}  # why messages are such that NATS can never take them
-        self.never: set[int] = set()  # those of them that were sent, by the id of the request
-        self.left: dict[int, str] = {}  # why their queue did not take the others, by the id of the request
-        self.down: set[int] = set()  # those of them whose queue does not work at all
-        self.forbidden: set[int] = set()  # and those of them whose queue will not, as it is now
+        self._errors: dict[int, BrokerError] = {}
         self.unanswered = False  # whether some were asked about and nobody said anything
 
-    @property
-    def told(self) -> str:
-        return "; ".join(list(dict.fromkeys(self.left.values()))[:_MOST_TOLD])
+    def note(self, request: Request, why: BrokerError) -> None:
+        self._errors[id(request)] = why
 
-    def note_left(self, request: Request, why: str) -> None:
-        self.left[id(request)] = why
+    def receipt(self, request: Request | BrokerError, taken: Receipt) -> Receipt:
+        if isinstance(request, BrokerError):
+            return Receipt(error=request)
+        return Receipt(error=error) if (error := self._errors.get(id(request))) else taken
 
-    def note_down(self, request: Request, why: BrokerError) -> None:
-        self.note_left(request, str(why))
-        self.down.add(id(request))
-        if not isinstance(why, BrokerUnavailable):
-            self.forbidden.add(id(request))
+    def is_for(self, request: Request) -> bool:
+        return id(request) in self._errors
 
-    def note_never(self, request: Request, told: str, why: BrokerError) -> None:
-        self.for_good[told] = why
-        self.never.add(id(request))
-
-    def raise_for_good(self) -> None:
-        if len(self.for_good) == 1:
-            raise next(iter(self.for_good.values()))
-        if self.for_good:
-            raise BrokerError("; ".join(list(self.for_good)[:_MOST_TOLD]))
+    def are_all_down(self, count: int) -> bool:
+        """Return whether none of so many messages was taken, and a queue that does not work is one reason."""
+        errors = self._errors.values()
+        return len(errors) == count and any(isinstance(error, QueueDown) for error in errors)
 
     def raise_any(self) -> None:
-        self.raise_for_good()
-        if self.left:
-            raise BrokerError(self.told) if len(self.forbidden) == len(self.left) else NotTaken(self.told)
+        """Raise one of the refusals; what no retry will mend comes first."""
+        if self._errors:
+            raise min(self._errors.values(), key=lambda error: isinstance(error, BrokerUnavailable))
 
 
-def request_of(message: Outgoing, most: int, refusals: Refusals) -> Request | None:
-    """None when NATS cannot take it."""
+def request_of(message: Outgoing, most: int) -> Request | BrokerError:
+    """Return the request that publishes a message, or why NATS can never take it."""
     queue, body, room = message.queue, message.body, most - len(message.body)
     if fault := name_fault(queue):
-        refusals.for_good[fault] = BrokerError(fault)
-        return None
+        return BrokerError(fault)
     if room < 0:
         told = f"a message of {len(body)} bytes for {queue} is over the server's max_payload of {most} bytes"
-        refusals.for_good[told] = MessageTooLarge(told, len(body), most)
-        return None
+        return MessageTooLarge(told, len(body), most)
     if message.reason is not None:
         return Request(dlq_name(queue), body, letter_headers(message.reason or NO_REASON, 0, room))
     headers = id_headers(as_header(message.key), room) if message.key else None

@@ -10,7 +10,7 @@ from oraculo.brokers.nats.layout import stream_of
 from oraculo.brokers.nats.outgoing import Refusals, confirms_of, windows
 from oraculo.brokers.nats.replies import NOBODY, UNANSWERED, ApiError, Request
 from oraculo.core.chunks import pages
-from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
+from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge, QueueDown, QueueFull
 from oraculo.wire.naming import dlq_name, is_dlq, source_name
 
 MADE_TOGETHER = 100  # queues: a slow server has to make them in the time of a call
@@ -35,7 +35,8 @@ class Sender:
                 patience = self._from_now()
             elif asyncio.get_running_loop().time() >= patience.until:
                 for request in window:
-                    refusals.note_left(request, f"{connection.place} was not asked in time to take {request.subject}")
+                    late = f"{connection.place} was not asked in time to take {request.subject}"
+                    refusals.note(request, QueueFull(late))
                 continue
             homeless = await self._send_window(connection, window, refusals, patience)
             if homeless:  # their stream was deleted, so they are nowhere: sending them again makes no duplicate
@@ -62,10 +63,11 @@ class Sender:
         stuck = connection.stuck()
         if not stuck and not forbidden:
             return requests
-        faults = {queue: BrokerUnavailable(why) for queue, why in stuck.items()} | forbidden
+        faults: dict[str, BrokerError] = {queue: QueueDown(why) for queue, why in stuck.items()}
+        faults |= forbidden
         for request in requests:
             if request.subject in faults:
-                refusals.note_down(request, faults[request.subject])
+                refusals.note(request, faults[request.subject])
         return [request for request in requests if request.subject not in faults]
 
     async def _make_for_sending(self, connection: Connection, missing: set[str]) -> dict[str, BrokerError]:
@@ -101,28 +103,28 @@ class Sender:
         for request, ack in zip(requests, acks, strict=True):
             if ack.error is UNANSWERED:
                 refusals.unanswered = True
-                refusals.note_down(request, self._unheard(connection, request.subject))
+                refusals.note(request, self._unheard(connection, request.subject))
             elif ack.error is NOBODY:
                 homeless.append(request)
             elif ack.error is not None:
                 self._note_refusal(connection, request, ack.error, refusals)
         return homeless
 
-    def _unheard(self, connection: Connection, subject: str) -> BrokerUnavailable:
+    def _unheard(self, connection: Connection, subject: str) -> QueueDown:
         """Perhaps its stream has no leader; perhaps it is gone and somebody else listens on its subject."""
         told = f"{connection.place} did not confirm what is for {subject} in time, while it answers otherwise"
         connection.note_silent(subject, told)
         connection.forget_made(_both(subject))
-        return BrokerUnavailable(told)
+        return QueueDown(told)
 
     @staticmethod
     def _note_refusal(connection: Connection, request: Request, error: ApiError, refusals: Refusals) -> None:
         refusal = connection.refusal(error, f"a message for {request.subject}")
         if error.is_full:
             connection.forget_made(_both(request.subject))  # looked at again: it may be closed by a removal
-            refusals.note_left(request, str(refusal))
+            refusals.note(request, QueueFull(str(refusal)))
         elif error.is_forbidden:
-            refusals.note_down(request, refusal)
+            refusals.note(request, refusal)
         elif isinstance(refusal, BrokerUnavailable):
             if error.is_server_full:
                 connection.note_full(str(refusal))
@@ -130,7 +132,7 @@ class Sender:
         else:
             size, told = len(request.body), str(refusal)
             too_large = MessageTooLarge(f"{told}, it has {size} bytes", size, None)  # the owner's limit is not told
-            refusals.note_never(request, told, too_large if error.is_over_size else refusal)
+            refusals.note(request, too_large if error.is_over_size else refusal)
 
 
 def _both(queue: str) -> tuple[str, str]:

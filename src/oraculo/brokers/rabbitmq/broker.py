@@ -23,11 +23,12 @@ from pika.exceptions import AMQPError
 
 from oraculo.brokers.address import read_address
 from oraculo.brokers.age import warning_of_age
+from oraculo.brokers.apart import published_apart_if_refused
 from oraculo.brokers.rabbitmq.connection import BLOCKED, CLOSED, Connection, Refused
 from oraculo.brokers.rabbitmq.consumer import RabbitMQConsumer
 from oraculo.brokers.rabbitmq.dead_letters import (
     PERSISTENT,
-    Quarantine,
+    DeadLetters,
     dead,
     encoded,
     fitted,
@@ -36,8 +37,9 @@ from oraculo.brokers.rabbitmq.frames import Parcel
 from oraculo.brokers.rabbitmq.publisher import NotConfirmed, Publisher
 from oraculo.brokers.rabbitmq.queues import LOOKS_TOGETHER, Depth, Queues
 from oraculo.brokers.rabbitmq.sending import Sender, StuckQueues
-from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import NO_REASON, Broker, Capabilities, DeadLetter, Link, NotTaken, Outgoing, QueueState
+from oraculo.errors import BrokerError, BrokerUnavailable, QueueDown, QueueFull
+from oraculo.ports.broker import NO_REASON, BrokerStatus, Capabilities, Outgoing, Receipt
+from oraculo.ports.broker_admin import DeadLetter, FullBroker, QueueState
 from oraculo.ports.clock import Clock, SystemClock
 from oraculo.wire.naming import dlq_name, dlq_of, is_dlq
 
@@ -77,6 +79,7 @@ class RabbitMQBroker:
         port = TLS_PORT if url.startswith("amqps:") else PORT
         self._address = read_address(url, port=port, is_cluster=True)
         self.name = name
+        self._taken = Receipt(name)
         self._clock = clock or SystemClock()
         self._delivery_limit = delivery_limit
         times = {"connect_timeout": connect_timeout, "call_timeout": call_timeout}
@@ -86,7 +89,7 @@ class RabbitMQBroker:
         self._publisher = Publisher(self._publishing, self._queues.remake, fitted)
         self._stuck = StuckQueues(proof_within)
         self._sender = Sender(self._publisher, self._queues, publish_timeout, self._stuck)
-        self._quarantine = Quarantine(self._working, self._sender.send, delivery_limit)
+        self._dead_letters = DeadLetters(self._working, self._sender.send, delivery_limit)
         self._consumers: set[RabbitMQConsumer] = set()
         self._is_started = False
         self._trouble: str | None = None
@@ -113,28 +116,29 @@ class RabbitMQBroker:
         with self._watched():
             await self._queues.declare(queues)
 
-    def links(self) -> Sequence[Link]:
+    def statuses(self) -> Sequence[BrokerStatus]:
         if not self._is_started:
-            return [Link(self.name, CLOSED)]
+            return [BrokerStatus(self.name, CLOSED)]
         takes_nothing = self._publishing.blocked or self._publisher.forbidden
         trouble = takes_nothing or self._trouble or self._stuck.all_of_them()
-        return [Link(self.name, trouble, stuck=self._stuck.told())]
+        return [BrokerStatus(self.name, trouble, stuck=self._stuck.told())]
 
-    def behind(self) -> Sequence[Broker]:
+    def behind(self) -> Sequence[FullBroker]:
         return [self]
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
-        parcels = [self._parcel(message) for message in messages]
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         self._queues.note_replies(message.queue for message in messages if message.is_reply)
+        return await published_apart_if_refused(self._send, [self._parcel(message) for message in messages])
+
+    async def _send(self, parcels: Sequence[Parcel]) -> Sequence[Receipt]:
         try:
             with self._watched():
                 await self._sender.send(parcels)
         except NotConfirmed as error:
-            refused = set(map(id, error.parcels))
-            vias = [None if id(parcel) in refused else self.name for parcel in parcels]
-            down = {n for n, parcel in enumerate(parcels) if vias[n] is None and parcel.queue in error.down}
-            raise NotTaken(str(error), vias, down) from error
-        return [self.name] * len(messages)
+            full, down = Receipt(error=QueueFull(str(error))), Receipt(error=QueueDown(str(error)))
+            refused = {id(parcel): down if parcel.queue in error.down else full for parcel in error.parcels}
+            return [refused.get(id(parcel), self._taken) for parcel in parcels]
+        return [self._taken] * len(parcels)
 
     async def consume(self, queue: str, *, prefetch: int) -> RabbitMQConsumer:
         if prefetch < 1:
@@ -174,24 +178,24 @@ class RabbitMQBroker:
 
     async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
         with self._watched():
-            return await self._quarantine.peek(queue, limit, after)
+            return await self._dead_letters.peek(queue, limit, after)
 
     async def look_through(
         self, queue: str, see: Callable[[DeadLetter], None], ids: Collection[str] | None = None
     ) -> None:
         with self._watched():
-            await self._quarantine.look_through(queue, see, ids)
+            await self._dead_letters.look_through(queue, see, ids)
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
         try:
             with self._watched():
-                return await self._quarantine.redrive(queue, ids)
+                return await self._dead_letters.redrive(queue, ids)
         except NotConfirmed as error:
-            raise NotTaken(str(error)) from error
+            raise QueueFull(str(error)) from error
 
     async def discard(self, queue: str, ids: Sequence[str]) -> int:
         with self._watched():
-            return await self._quarantine.discard(queue, ids)
+            return await self._dead_letters.discard(queue, ids)
 
     async def remove(self, queues: Sequence[str]) -> None:
         with self._watched():

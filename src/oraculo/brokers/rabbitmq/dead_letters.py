@@ -23,12 +23,13 @@ from weakref import WeakValueDictionary
 
 from pika import BasicProperties
 
-from oraculo.brokers.dead_letter_page import LetterPage, cut
+from oraculo.brokers.dead_letter_page import DeadLetterPage, cut
 from oraculo.brokers.rabbitmq.connection import LOCKED, NOT_FOUND, Channel, Connection, Refused, unused
 from oraculo.brokers.rabbitmq.frames import Deliveries, Parcel
 from oraculo.brokers.rabbitmq.publisher import NotConfirmed
 from oraculo.errors import BrokerError
-from oraculo.ports.broker import LETTER_PAGE_BYTES, NO_REASON, DeadLetter, NotAnId
+from oraculo.ports.broker import NO_REASON
+from oraculo.ports.broker_admin import LETTER_PAGE_BYTES, DeadLetter, NotAnId
 from oraculo.wire.naming import AMQP_REASON_HEADER, LONGEST_REASON, dlq_name, source_name
 
 Item = TypeVar("Item")
@@ -412,7 +413,7 @@ class _Visit:
         return self._signal.is_set()
 
 
-class Quarantine:
+class DeadLetters:
     """The dead letters of every queue. One at a time looks at those of a queue, of all processes: two would hide them
     from each other, and be shown what the other one published anew."""
 
@@ -571,6 +572,6 @@ class Oldest:
             self.held = sum(len(kept.body) for kept in self._kept)
 
     def letters(self) -> list[DeadLetter]:
-        page = LetterPage(self._limit)
+        page = DeadLetterPage(self._limit)
         page.fill(sorted(self._kept, key=lambda letter: letter.id))
         return page.letters

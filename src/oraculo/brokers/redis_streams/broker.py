@@ -25,7 +25,8 @@ from typing import Any
 
 from oraculo.brokers.address import read_address
 from oraculo.brokers.age import warning_of_age
-from oraculo.brokers.dead_letter_page import LetterPage
+from oraculo.brokers.apart import published_apart_if_refused
+from oraculo.brokers.dead_letter_page import DeadLetterPage
 from oraculo.brokers.redis_streams.consumer import SETTLED_TOGETHER, Holder, Orphans, RedisConsumer, Terms
 from oraculo.brokers.redis_streams.layout import (
     as_far_as_shown,
@@ -53,18 +54,9 @@ from oraculo.brokers.redis_streams.server import (
 from oraculo.brokers.redis_streams.trimming import Trimmer, trim_command
 from oraculo.clients.redis import Command, ReplyError, connect, database_of, error_code, read_info, version_of
 from oraculo.core.chunks import pages
-from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
-from oraculo.ports.broker import (
-    LETTER_BODY_BYTES,
-    Broker,
-    Capabilities,
-    DeadLetter,
-    Link,
-    NotAnId,
-    NotTaken,
-    Outgoing,
-    QueueState,
-)
+from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge, QueueDown
+from oraculo.ports.broker import BrokerStatus, Capabilities, Outgoing, Receipt
+from oraculo.ports.broker_admin import LETTER_BODY_BYTES, DeadLetter, FullBroker, NotAnId, QueueState
 from oraculo.ports.clock import Clock, SystemClock
 from oraculo.wire.naming import LONGEST_REASON, dlq_name, is_dlq, source_name
 
@@ -113,6 +105,7 @@ class RedisStreamsBroker:
         self._room = Room()
         self._consumers: set[RedisConsumer] = set()
         self._may_transact = True  # unless this server says no
+        self._taken = Receipt(self.name)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -124,26 +117,25 @@ class RedisStreamsBroker:
     async def start(self) -> None:
         await self._server.start()
 
-    def links(self) -> Sequence[Link]:
-        return [Link(self.name, self._server.trouble, self._server.losses)]
+    def statuses(self) -> Sequence[BrokerStatus]:
+        return [BrokerStatus(self.name, self._server.trouble, self._server.losses)]
 
-    def behind(self) -> Sequence[Broker]:
+    def behind(self) -> Sequence[FullBroker]:
         return [self]
 
     async def declare(self, queues: Sequence[str]) -> None:
         names = [name for queue in queues for name in (source_name(queue), dlq_name(queue))]
         await self._server.make_groups(list(dict.fromkeys(names)))
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         self._server.require_open()
         if not messages:
             return []
-        waiting = await self._without_room(messages)
-        if not waiting:
-            return await self._send(messages)
-        return await self._send_in_parts(messages, waiting)
+        if waiting := await self._without_room(messages):
+            return await self._send_in_parts(messages, waiting)
+        return await published_apart_if_refused(self._send, messages)
 
-    async def _send(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+    async def _send(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         server = self._server
         added = [self._addition(message) for message in messages]
         names = {str(command[1]): None for command in added}
@@ -158,12 +150,13 @@ class RedisStreamsBroker:
             if (full := next(filter(is_out_of_memory, replies), None)) is not None:
                 return await self._send_what_fits(messages, replies[len(new) :], full)
             self._raise_worst(replies)
-            await self._raise_refused([str(command[1]) for command in added], replies[len(new) :])
+            if refused := await self._refused([str(command[1]) for command in added], replies[len(new) :]):
+                return refused
         server.know(new)
         self._trimmer.note_sent(names)
         proved = 0 if server.trouble is None else self._room.proved_by(messages)
         server.note_added(str(added[-1][1]), replies[-1], is_reply=messages[-1].is_reply, size=proved)
-        return [self.name] * len(messages)
+        return [self._taken] * len(messages)
 
     async def consume(self, queue: str, *, prefetch: int) -> RedisConsumer:
         if prefetch < 1:
@@ -194,7 +187,7 @@ class RedisStreamsBroker:
     async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
         if after is not None and not is_id(after):
             raise NotAnId(after)
-        page, source = LetterPage(limit), source_name(queue)
+        page, source = DeadLetterPage(limit), source_name(queue)
         while not page.is_full and (found := await self._beginnings(queue, after, limit - len(page.letters))):
             page.fill(as_far_as_shown(letter(source, entry, fields), size) for entry, fields, size in found)
             after = found[-1][0].decode()
@@ -317,60 +310,63 @@ class RedisStreamsBroker:
         lengths = zip(names, told[seen:], strict=True)
         return {name: length for name, length in lengths if isinstance(length, int)}
 
-    async def _send_in_parts(self, messages: Sequence[Outgoing], waiting: set[int]) -> Sequence[str]:
-        """As many at a time as there is room for by the last look. What has none is noted last: that others were taken
-        does not end it."""
-        vias: dict[int, str | None] = {}
-        left, whys = list(range(len(messages))), list[BrokerError]()
-        while not whys and (part := [place for place in left if place not in waiting]):
+    async def _send_in_parts(self, messages: Sequence[Outgoing], waiting: set[int]) -> Sequence[Receipt]:
+        """Send as many at a time as there is room for by the last look, and refuse the rest."""
+        receipts: dict[int, Receipt] = {}
+        left = list(range(len(messages)))
+        all_taken = True
+        while all_taken and (part := [place for place in left if place not in waiting]):
             left = [place for place in left if place in waiting]
             try:
-                vias.update(zip(part, await self._send([messages[place] for place in part]), strict=True))
+                sent = await published_apart_if_refused(self._send, [messages[place] for place in part])
                 still = await self._without_room([messages[place] for place in left])
                 waiting = {left[number] for number in still}
-            except NotTaken as error:
-                vias.update(zip(part, error.vias, strict=True))
-                whys = [error]
-            except BrokerError as error:
-                if not vias and (isinstance(error, BrokerUnavailable) or not left):
+            except BrokerUnavailable as error:
+                if not receipts:
                     raise
-                whys = [error]  # and not raised: others were taken, which are not to be sent again, or wait
+                sent = [Receipt(error=error)] * len(part)  # others were taken, which are not to be sent again
+            receipts.update(zip(part, sent, strict=True))
+            all_taken = not any(receipt.error for receipt in sent)
         if left:
-            whys.append(self._server.keeps_the_rest(self._room.due_for(messages[place] for place in left)))
-        if not vias and self._room.is_none:
-            raise whys[-1]
-        if whys:
-            raise _not_taken("; ".join(map(str, whys)), [vias.get(place) for place in range(len(messages))])
-        return [self.name] * len(messages)
+            rest = self._server.keeps_the_rest(self._room.due_for(messages[place] for place in left))
+            if not receipts and self._room.is_none:
+                raise rest
+            receipts.update(dict.fromkeys(left, Receipt(error=rest)))
+        return [receipts[place] for place in range(len(messages))]
 
     async def _send_what_fits(
         self, messages: Sequence[Outgoing], outcomes: Sequence[Any], full: ReplyError
-    ) -> Sequence[str]:
-        """What the server refuses together may fit one by one, the smallest first: it counts what it has read of a call
-        as its memory. What it took is told, so that it is not sent again."""
+    ) -> Sequence[Receipt]:
+        """Send one by one, the smallest first, what the server refused together for want of memory.
+
+        It counts what it has read of a call as its memory, so that single messages may fit.
+        """
         is_told = len(outcomes) == len(messages)  # else a transaction was ended, and nothing of it done
-        vias = [
-            self.name if is_told and not isinstance(outcome, ReplyError) else None
-            for outcome in outcomes[: len(messages)]
-        ]
+        receipts: dict[int, Receipt] = {
+            place: self._taken
+            for place, outcome in enumerate(outcomes[: len(messages)])
+            if is_told and not isinstance(outcome, ReplyError)
+        }
         self._room.note_full()
-        self._trimmer.note_sent(_place_of(message) for message, via in zip(messages, vias, strict=True) if via)
-        left = sorted(_without_via(vias), key=lambda place: size_of(messages[place])) if len(messages) > 1 else ()
+        self._trimmer.note_sent(_place_of(messages[place]) for place in receipts)
+        left = [place for place in range(len(messages)) if place not in receipts] if len(messages) > 1 else []
         may_fit = [place for place in left if not (messages[place].leaves_room and self._room.is_known)]
-        why: BrokerError | None = None
-        for place in may_fit:
+        away: BrokerError | None = None
+        for place in sorted(may_fit, key=lambda place: size_of(messages[place])):
             try:
-                [vias[place]] = await self._send([messages[place]])
+                [receipts[place]] = await self._send([messages[place]])
             except BrokerUnavailable as error:
-                why = error
+                away = error
                 break  # the others are larger
             except BrokerError as error:
-                why = error  # about this one alone
-        if why is None and not all(vias):
-            why = self._server.no_room(full, self._room.due_for(messages[place] for place in _without_via(vias)))
-        if why is None:
-            return [self.name] * len(messages)
-        raise _not_taken(str(why), vias) if any(vias) else why
+                receipts[place] = Receipt(error=error)
+        rest = [place for place in range(len(messages)) if place not in receipts]
+        if rest and away is None:
+            away = self._server.no_room(full, self._room.due_for(messages[place] for place in rest))
+        if away is not None and not any(receipt.error is None for receipt in receipts.values()):
+            raise away
+        not_taken = Receipt(error=away)
+        return [receipts.get(place, not_taken) for place in range(len(messages))]
 
     async def _add(self, looks: list[Command], groups: list[Command], added: list[Command]) -> list[Any]:
         """What became of each. A transaction that ends because of a key adds none of them: then each is added alone."""
@@ -433,16 +429,17 @@ class RedisStreamsBroker:
         for error in sorted(errors, key=lambda error: not isinstance(error, BrokerUnavailable)):
             raise error
 
-    async def _raise_refused(self, names: Sequence[str], outcomes: Sequence[Any]) -> None:
-        """Names those that will never be taken, so that the others, which were, are not sent again."""
-        vias = [None if isinstance(outcome, ReplyError) else self.name for outcome in outcomes]
-        faults = {name: outcome for name, outcome, via in zip(names, outcomes, vias, strict=True) if via is None}
+    async def _refused(self, names: Sequence[str], outcomes: Sequence[Any]) -> Sequence[Receipt]:
+        """Return the receipts of a call in which queues were refused. Raises BrokerError when all were."""
+        faults = {name: each for name, each in zip(names, outcomes, strict=True) if isinstance(each, ReplyError)}
         if not faults:
-            return
-        told = f"{self._server.place} refused {vias.count(None)} of {len(vias)} messages: {await self._told(faults)}"
-        if not any(vias):
+            return []
+        left = sum(isinstance(outcome, ReplyError) for outcome in outcomes)
+        told = f"{self._server.place} refused {left} of {len(outcomes)} messages: {await self._told(faults)}"
+        if left == len(outcomes):
             raise BrokerError(told)
-        raise _not_taken(told, vias)
+        refused = Receipt(error=QueueDown(told))
+        return [refused if isinstance(outcome, ReplyError) else self._taken for outcome in outcomes]
 
     async def _told(self, faults: Mapping[str, ReplyError]) -> str:
         kinds: list[Any] = []
@@ -576,14 +573,6 @@ def _concerning_all(replies: Sequence[Any]) -> list[ReplyError]:
     """The errors that are not about one key alone."""
     errors = [reply for reply in replies if isinstance(reply, ReplyError)]
     return [error for error in errors if not is_busy(error) and not is_about_key(error)]
-
-
-def _not_taken(told: str, vias: Sequence[str | None]) -> NotTaken:
-    return NotTaken(told, vias, _without_via(vias))
-
-
-def _without_via(vias: Sequence[str | None]) -> set[int]:
-    return {place for place, via in enumerate(vias) if via is None}
 
 
 def _fault(name: str, reply: ReplyError, kind: bytes | ReplyError | None) -> str:

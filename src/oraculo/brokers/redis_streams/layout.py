@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from oraculo.ports.broker import LETTER_BODY_BYTES, NO_REASON, DeadLetter
+from oraculo.ports.broker import NO_REASON
+from oraculo.ports.broker_admin import LETTER_BODY_BYTES, DeadLetter
 from oraculo.wire.naming import dlq_name
 
 _DELAYED_SUFFIX = ":delayed"  # with a sign that no queue's name has: it is never the stream of another queue

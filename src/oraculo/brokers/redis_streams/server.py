@@ -13,8 +13,8 @@ from oraculo.clients.redis import (
     Command,
     Connection,
     Errors,
-    Link,
     Part,
+    RedisLink,
     ReplyError,
     Script,
     error_code,
@@ -51,7 +51,7 @@ class Server:
 
     def __init__(self, address: Address, connect_timeout: float, answer_timeout: float) -> None:
         self.address = address
-        self._link = Link(
+        self._link = RedisLink(
             address,
             ERRORS,
             self._prepare,

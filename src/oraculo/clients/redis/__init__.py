@@ -12,15 +12,15 @@ from oraculo.clients.redis.connection import (
     translated,
 )
 from oraculo.clients.redis.info import read_info, version_of
-from oraculo.clients.redis.link import Link
+from oraculo.clients.redis.link import RedisLink
 from oraculo.clients.redis.script import Script
 
 __all__ = [
     "Command",
     "Connection",
     "Errors",
-    "Link",
     "Part",
+    "RedisLink",
     "ReplyError",
     "Script",
     "connect",

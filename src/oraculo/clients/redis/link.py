@@ -10,7 +10,7 @@ from oraculo.clients.redis.connection import Command, Connection, Errors, connec
 Prepare = Callable[[Connection], Awaitable[None]]
 
 
-class Link:
+class RedisLink:
     """When the connection is lost, the next command makes another; one attempt serves all who ask at the same time.
 
     `prepare` does what a new connection needs before it is used; `lost` is told the trouble when it breaks.

@@ -10,9 +10,10 @@ leaves the rest to the next one.
 import asyncio
 from contextlib import suppress
 
-from oraculo.engine.cluster.broker_watch import LinkWatch
+from oraculo.engine.cluster.broker_watch import BrokerWatch
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Broker, Outgoing
+from oraculo.ports.broker import Outgoing, publish_all
+from oraculo.ports.broker_admin import FullBroker
 from oraculo.ports.telemetry import LoopFailed, Telemetry
 from oraculo.wire.naming import QueueNames
 
@@ -27,9 +28,11 @@ SIGHTS = 5  # of a queue without its message, after which the engine that made i
 SIGHTS_MORE = 30
 
 
-class Memories:
-    def __init__(self, broker: Broker, links: LinkWatch, names: QueueNames, telemetry: Telemetry, poll: float) -> None:
-        self._memories = [_Memory(each, links, names.memory) for each in broker.behind()]
+class BrokerMarks:
+    def __init__(
+        self, broker: FullBroker, links: BrokerWatch, names: QueueNames, telemetry: Telemetry, poll: float
+    ) -> None:
+        self._memories = [_BrokerMark(each, links, names.memory) for each in broker.behind()]
         self._telemetry = telemetry
         self._poll = poll
 
@@ -49,7 +52,7 @@ class Memories:
             in_haste = any(memory.is_in_haste for memory in self._memories)
             await asyncio.sleep(min(self._poll, LOOK_EVERY) if in_haste else LOOK_EVERY)
 
-    async def _look_at(self, memory: "_Memory") -> None:
+    async def _look_at(self, memory: "_BrokerMark") -> None:
         """One that lets us leave no mark is told of once."""
         try:
             with suppress(BrokerUnavailable):  # the next look tries again
@@ -61,14 +64,14 @@ class Memories:
             memory.refusal = error
 
 
-class _Memory:
+class _BrokerMark:
     """Of one broker."""
 
-    def __init__(self, broker: Broker, links: LinkWatch, mark: str) -> None:
+    def __init__(self, broker: FullBroker, links: BrokerWatch, mark: str) -> None:
         self.name = broker.name
         self.refusal: BrokerError | None = None
         self._broker = broker
-        self._links = links
+        self._broker_watch = links
         self._mark = mark
         self._is_reached = False
         self._losses: int | None = None  # those that it had told of by itself when its mark was last there
@@ -84,19 +87,19 @@ class _Memory:
 
     async def begin(self) -> None:
         """What was begun and not ended is ended here too: its engine died, or ends it once more, which is no harm."""
-        [link] = self._broker.links()
-        if link.trouble is None and not await self._is_marked() and await self._links.gave_nothing_to(self.name):
+        [link] = self._broker.statuses()
+        if link.trouble is None and not await self._is_marked() and await self._broker_watch.gave_nothing_to(self.name):
             await self._broker.declare([self._mark])
-            await self._broker.publish([Outgoing(self._mark, MARK)])
+            await publish_all(self._broker, [Outgoing(self._mark, MARK)])
 
     async def _is_marked(self) -> bool:
         return any(state.ready for state in await self._broker.queues([self._mark]))
 
     async def look(self) -> None:
         now = asyncio.get_running_loop().time()
-        [link] = self._broker.links()
+        [link] = self._broker.statuses()
         if link.trouble is not None:
-            self._had_nothing = self._losses is None and await self._links.gave_nothing_to(self.name)
+            self._had_nothing = self._losses is None and await self._broker_watch.gave_nothing_to(self.name)
             return
         state = next(iter(await self._broker.queues([self._mark])), None)
         self._is_reached = True
@@ -119,15 +122,15 @@ class _Memory:
             await self._broker.declare([self._mark])  # where that is refused, not all is sent again at each start
             self._is_begun = self._is_lost = True
             if await self._may_have_lost():
-                self._links.note_loss(self.name, self._missed_at)
-            await self._leave_mark(self._broker.links()[0].losses)  # at once when there is nothing to take back
+                self._broker_watch.note_loss(self.name, self._missed_at)
+            await self._leave_mark(self._broker.statuses()[0].losses)  # at once when there is nothing to take back
 
     async def _may_have_lost(self) -> bool:
         """Something that it does not tell of by itself. One that is new has lost nothing; what is sent to it from now
         on is not to be sent twice."""
         if self._losses is None:
-            return not (self._had_nothing or await self._links.gave_nothing_to(self.name))
-        return self._losses == self._broker.links()[0].losses
+            return not (self._had_nothing or await self._broker_watch.gave_nothing_to(self.name))
+        return self._losses == self._broker.statuses()[0].losses
 
     def _patience(self) -> int:
         """What another engine has begun it may end, unless it died. Else this one takes it up: at once when it never
@@ -138,8 +141,8 @@ class _Memory:
         return SIGHTS_MORE if self._is_begun else 2
 
     async def _leave_mark(self, losses: int) -> None:
-        if self._links.has_taken_back(self.name):
-            await self._broker.publish([Outgoing(self._mark, MARK)])
+        if self._broker_watch.has_taken_back(self.name):
+            await publish_all(self._broker, [Outgoing(self._mark, MARK)])
             self._note_mark(losses)
 
     def _note_mark(self, losses: int) -> None:

@@ -14,7 +14,7 @@ from oraculo.core.machine import Verdict
 from oraculo.engine.cluster.peers import Peers
 from oraculo.engine.inbox import Inbox, Wish
 from oraculo.errors import StoreError
-from oraculo.ports.broker import Broker, Link
+from oraculo.ports.broker import Broker, BrokerStatus
 from oraculo.ports.clock import Clock
 from oraculo.ports.store import Store
 from oraculo.ports.telemetry import BrokerChanged, CommandsTakenBack, Telemetry
@@ -65,7 +65,7 @@ class _Loss(_Absence):
         self.looks_left = LOOKS_AFTER_A_LOSS
 
 
-class LinkWatch:
+class BrokerWatch:
     """`acts`: it sends again what was lost. Otherwise it only tells how the brokers are doing."""
 
     def __init__(
@@ -88,7 +88,7 @@ class LinkWatch:
         self._clock = clock
         self._telemetry = telemetry
         self._poll = poll
-        self._known: dict[str, Link] = {}
+        self._known: dict[str, BrokerStatus] = {}
         self._absences: dict[str, _Absence] = {}
         self._losses: dict[str, _Loss] = {}
         self._departures: int | None = None  # of peers, after which strangers were looked for
@@ -104,7 +104,7 @@ class LinkWatch:
             await asyncio.sleep(self._poll)
 
     async def look(self) -> None:
-        links = self._broker.links()
+        links = self._broker.statuses()
         some_read, some_work = any(map(_is_read, links)), any(link.trouble is None for link in links)
         self._mind_clock()
         for link in links:
@@ -118,7 +118,7 @@ class LinkWatch:
     def _mind_clock(self) -> None:
         self._ahead = max(self._ahead, self._clock.now() - asyncio.get_running_loop().time())
 
-    async def _look_at(self, link: Link, has_better: bool) -> None:
+    async def _look_at(self, link: BrokerStatus, has_better: bool) -> None:
         await self._look_after_loss(link.name)
         if _is_read(link):
             self._absences.pop(link.name, None)
@@ -127,7 +127,7 @@ class LinkWatch:
 
     def memory_was_lost(self) -> None:
         """Whatever the brokers took before now may be gone."""
-        for link in self._broker.links():
+        for link in self._broker.statuses():
             self.note_loss(link.name)
 
     def note_loss(self, name: str, at: float | None = None) -> None:
@@ -136,7 +136,7 @@ class LinkWatch:
 
     def has_taken_back(self, name: str) -> bool:
         """Whether all that it had taken when it lost its memory counts as not sent: of losses that it told of too."""
-        told = sum(link.losses for link in self._broker.links() if link.name == name)
+        told = sum(link.losses for link in self._broker.statuses() if link.name == name)
         return name not in self._losses and told == self._losses_of(name)
 
     async def gave_nothing_to(self, name: str) -> bool:
@@ -166,13 +166,13 @@ class LinkWatch:
     def _losses_of(self, name: str) -> int:
         return self._known[name].losses if name in self._known else 0
 
-    def _tell(self, link: Link) -> None:
+    def _tell(self, link: BrokerStatus) -> None:
         before = self._known.get(link.name)
         was_well, is_well = before is None or before.trouble is None, link.trouble is None
         if was_well is not is_well:
             self._telemetry.emit(BrokerChanged(link.name, link.trouble))
 
-    async def _missed(self, link: Link) -> None:
+    async def _missed(self, link: BrokerStatus) -> None:
         now = asyncio.get_running_loop().time()
         absence = self._absences.setdefault(link.name, _Absence(now))
         if now >= absence.next_look:
@@ -185,7 +185,7 @@ class LinkWatch:
         departures = self._peers.departures
         for absence in self._absences.values():
             absence.leave_nothing()
-        ours = {link.name for link in self._broker.links()}
+        ours = {link.name for link in self._broker.statuses()}
         for via in await self._store.brokers_in_use():
             if via not in ours:
                 await self._take_back(via)
@@ -223,5 +223,5 @@ class LinkWatch:
         return count, undecided
 
 
-def _is_read(link: Link) -> bool:
+def _is_read(link: BrokerStatus) -> bool:
     return link.trouble is None and not link.unread

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from oraculo.engine.cluster.store_clock import read_clock
 from oraculo.errors import OraculoError, StoreError, StoreUnavailable
 from oraculo.ports.clock import Clock
-from oraculo.ports.store import Store
+from oraculo.ports.registry import Registry
 from oraculo.ports.telemetry import EnginesChanged, LoopFailed, StoreBack, Telemetry
 
 TTL = 5.0  # seconds, or so many polls, after which an engine that was not seen counts as gone
@@ -24,7 +24,7 @@ class Peers:
 
     def __init__(
         self,
-        store: Store,
+        store: Registry,
         clock: Clock,
         telemetry: Telemetry,
         name: str,

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from oraculo.ports.clock import Clock
-from oraculo.ports.store import Store
+from oraculo.ports.registry import Registry
 
 FAR = 5.0  # seconds: less is not worth an alarm, though it makes deadlines as wrong
 
@@ -13,12 +13,12 @@ class Reading(NamedTuple):
     fault: str | None  # what is to be said of the difference
 
 
-async def surely_past(store: Store, clock: Clock, seconds: float) -> float:
+async def surely_past(store: Registry, clock: Clock, seconds: float) -> float:
     """A moment so long ago by both clocks: what is deleted by one that is ahead is gone for all who share the store."""
     return min(clock.now(), (await read_clock(store, clock)).now) - seconds
 
 
-async def read_clock(store: Store, clock: Clock) -> Reading:
+async def read_clock(store: Registry, clock: Clock) -> Reading:
     asked = clock.now()
     told = await store.clock()
     heard = clock.now()

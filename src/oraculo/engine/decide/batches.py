@@ -8,7 +8,7 @@ from typing import TypeGuard
 from oraculo.core.events import BrokerLost, Cancelled, Repeated, RunDue
 from oraculo.core.machine import Verdict
 from oraculo.core.run import Changes
-from oraculo.engine.inbox import Answer, Arrived, Note, OfRun, Rest, Submission, WideInput, Wish
+from oraculo.engine.inbox import AnswerInput, Arrived, Note, OfRun, Rest, Submission, WideInput, Wish
 from oraculo.ports.telemetry import AnswerTaken
 
 MOST_TASKS = 5000  # that are created, cancelled or repeated in one commit: all others wait for as long as it takes
@@ -52,7 +52,7 @@ class Batch:
     handled: list[Arrived] = field(default_factory=list)
     refused: list[tuple[Arrived, str]] = field(default_factory=list)
     strays: list[AnswerTaken] = field(default_factory=list)  # to no run: told once, however often the rest is tried
-    large: list[Answer] = field(default_factory=list)  # which may rest in the object store instead
+    large: list[AnswerInput] = field(default_factory=list)  # which may rest in the object store instead
     unknown: list[Arrived] = field(default_factory=list)  # requests for pipelines that are not known here, or not yet
     resting: dict[str, list[OfRun]] = field(default_factory=dict)  # of `by_run`, what is to wait
 

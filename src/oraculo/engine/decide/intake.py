@@ -23,7 +23,7 @@ from oraculo.engine.decide.cache import HotRuns, Plans
 from oraculo.engine.decide.pacing import Pace
 from oraculo.engine.decide.requests import RunMaker
 from oraculo.engine.inbox import (
-    Answer,
+    AnswerInput,
     Arrived,
     BadAnswer,
     Inbox,
@@ -37,8 +37,8 @@ from oraculo.engine.inbox import (
     arrived_with,
     is_withdrawn,
 )
-from oraculo.engine.queues.limits import NewQueues
-from oraculo.engine.results.writer import Offload
+from oraculo.engine.queues.limits import NewQueueLimits
+from oraculo.engine.results.writer import ResultWriter
 from oraculo.errors import (
     InvalidInput,
     InvalidJson,
@@ -54,7 +54,7 @@ from oraculo.errors import (
 )
 from oraculo.ports.broker import Consumer, Delivery, NotMoved
 from oraculo.ports.clock import Clock, Entropy
-from oraculo.ports.store import Committed, Created, Creation, Outcome, Store
+from oraculo.ports.store import Committed, Created, Creation, CreationOutcome, Storage
 from oraculo.ports.telemetry import AnswerTaken, BatchCommitted, DeadLettered, LoopFailed, Telemetry
 from oraculo.wire import naming
 from oraculo.wire.json_guard import MAX_DEPTH
@@ -68,7 +68,7 @@ _MOST_SETTLING = 16  # batches that are being settled at the same time
 _BURIED_BYTES = 1024 * 1024  # of refused messages that become dead letters together: a line may be slow
 _LEAST_BYTES = 8 * 1024  # that each of them counts for: so they are not too many either
 _ABOUT_A_RUN = naming.ANSWER_EVENTS | {naming.PROGRESS}
-_UNKNOWN, _CREATED = Verdict.UNKNOWN, Outcome.CREATED  # by names of their own, as in `core.run`
+_UNKNOWN, _CREATED = Verdict.UNKNOWN, CreationOutcome.CREATED  # by names of their own, as in `core.run`
 
 
 class Aftermath(Protocol):
@@ -81,15 +81,15 @@ class Aftermath(Protocol):
 class Intake:
     def __init__(
         self,
-        store: Store,
+        store: Storage,
         inbox: Inbox,
         maker: RunMaker,
         refresh_pipelines: Callable[[], Awaitable[None]],
         plans: Plans,
         hot: HotRuns,
-        offload: Offload,
+        offload: ResultWriter,
         aftermath: Aftermath,
-        new_queues: NewQueues,
+        new_queues: NewQueueLimits,
         pace: Pace,
         *,
         names: QueueNames,
@@ -105,7 +105,7 @@ class Intake:
         self._refresh_pipelines = refresh_pipelines
         self._plans = plans
         self._hot = hot
-        self._offload = offload
+        self._result_writer = offload
         self._aftermath = aftermath
         self._new_queues = new_queues
         self._pace = pace
@@ -252,7 +252,7 @@ class Intake:
         to_admit = self._leave_to_be_admitted(batch)
         wide = await self._leave_wide(batch) if len(inputs) > 1 else ()
         if batch.large:
-            await self._offload.keep(batch.large)
+            await self._result_writer.keep(batch.large)
         submissions, created, conflicts, runs = batch.submissions, 0, 0, 0
         while submissions or batch.by_run:
             by_run = batch.by_run
@@ -380,9 +380,9 @@ class Intake:
             else:
                 message = decode_message(arrived.delivery.body, MAX_DEPTH)
                 _expect_event(message, _ABOUT_A_RUN)
-                answer = Answer(message, arrived)
+                answer = AnswerInput(message, arrived)
                 batch.of_run(message.correlation_id, answer)
-                if len(arrived.delivery.body) > self._offload.threshold:
+                if len(arrived.delivery.body) > self._result_writer.threshold:
                     batch.large.append(answer)
         except UnknownPipeline as error:
             if is_last_try:
@@ -475,7 +475,7 @@ class Intake:
     def _apply(self, run: Run, item: OfRun, now: float, changes: Changes) -> tuple[Verdict, str]:
         if isinstance(item, Note):  # first: it is the most frequent, and to find that one is not of a kind takes long
             return machine.apply(run, item.event, now, changes), ""
-        if isinstance(item, Answer):
+        if isinstance(item, AnswerInput):
             return self._apply_answer(run, item, now, changes)
         if isinstance(item, BadAnswer):
             return _UNKNOWN, item.why
@@ -483,7 +483,7 @@ class Intake:
             return _resend(run, item, changes), ""
         return machine.apply(run, item.event, now, changes), ""
 
-    def _apply_answer(self, run: Run, item: Answer, now: float, changes: Changes) -> tuple[Verdict, str]:
+    def _apply_answer(self, run: Run, item: AnswerInput, now: float, changes: Changes) -> tuple[Verdict, str]:
         event = read_answer(
             run,
             item.message,
@@ -502,7 +502,7 @@ class Intake:
 
     def _no_such_run(self, run_id: str, items: Iterable[OfRun], batch: Batch) -> None:
         for item in items:
-            if isinstance(item, Answer):
+            if isinstance(item, AnswerInput):
                 batch.strays.append(AnswerTaken(run_id, _UNKNOWN, item.message.tipo_evento))
                 batch.refused.append((item.arrived, f"there is no run with the correlation_id {naming.shown(run_id)}"))
             elif isinstance(item, BadAnswer):
@@ -529,7 +529,7 @@ class Intake:
         doubtful = [
             one.changes.run.id
             for one, created in zip(submissions, committed.created, strict=True)
-            if one.uncertain and created == Created(Outcome.SAME, one.changes.run.id)
+            if one.uncertain and created == Created(CreationOutcome.SAME, one.changes.run.id)
         ]
         while doubtful:
             try:
@@ -552,7 +552,7 @@ class Intake:
             elif one.uncertain and birthdays.get(created.run_id) == one.changes.run.head.created_at:
                 # An attempt before this one was written, though it was said to have failed: the run is this request's.
                 self._aftermath.committed(one.changes)
-                created = Created(Outcome.CREATED, created.run_id)
+                created = Created(CreationOutcome.CREATED, created.run_id)
             count += created.outcome is _CREATED
             if one.done is not None and not one.done.done():
                 one.done.set_result(created)
@@ -561,7 +561,7 @@ class Intake:
         return count
 
     def _conclude_arrived_request(self, arrived: Arrived, created: Created, batch: Batch) -> None:
-        if created.outcome in (Outcome.CREATED, Outcome.SAME):
+        if created.outcome in (CreationOutcome.CREATED, CreationOutcome.SAME):
             batch.handled.append(arrived)
         else:
             batch.refused.append(
@@ -591,7 +591,7 @@ class Intake:
     def _conclude_item(self, run_id: str, item: OfRun, verdict: Verdict, why: str, batch: Batch) -> None:
         if isinstance(item, Note):
             self._aftermath.noted(run_id, item.event)
-        elif isinstance(item, Answer):
+        elif isinstance(item, AnswerInput):
             self._telemetry.emit(AnswerTaken(run_id, verdict, item.message.tipo_evento))
             if verdict is _UNKNOWN:
                 batch.refused.append((item.arrived, why))
@@ -660,11 +660,11 @@ def _priority_of(one: Submission | Wish, head: RunHead) -> int:
     return HIGHEST_PRIORITY + 1 if is_due else head.priority
 
 
-def _is_told(item: OfRun) -> TypeGuard[Answer | BadAnswer]:
+def _is_told(item: OfRun) -> TypeGuard[AnswerInput | BadAnswer]:
     """An answer that is refused, once: if it cannot be buried it comes again and again."""
-    if not isinstance(item, Answer | BadAnswer) or item.arrived.delivery.redeliveries:
+    if not isinstance(item, AnswerInput | BadAnswer) or item.arrived.delivery.redeliveries:
         return False
-    return not isinstance(item, Answer) or item.message.tipo_evento != naming.PROGRESS
+    return not isinstance(item, AnswerInput) or item.message.tipo_evento != naming.PROGRESS
 
 
 def _expect_event(message: Message, known: Iterable[str]) -> None:

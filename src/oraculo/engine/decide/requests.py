@@ -7,13 +7,13 @@ from urllib.parse import urlsplit
 from oraculo.core import machine
 from oraculo.core.refusals import Refusals
 from oraculo.core.request import Limits, RunRequest, check_quorum, named_definition, new_run, read_good_fields
-from oraculo.core.webhook_rules import WebhookTargets
+from oraculo.core.webhook_rules import WebhookRules
 from oraculo.engine.decide.cache import Plans
 from oraculo.engine.inbox import Submission
-from oraculo.engine.pipelines import Catalogue
+from oraculo.engine.pipelines import PipelineCatalogue
 from oraculo.errors import Fault, InvalidMessage, InvalidRequest
 from oraculo.pipeline.definition import MAX_FAULTS, Definition
-from oraculo.pipeline.queue_rules import QueueTargets
+from oraculo.pipeline.queue_rules import QueueRules
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.settings import Settings
 from oraculo.wire import naming
@@ -28,9 +28,9 @@ def fingerprint_of(body: bytes) -> str:
 class RunMaker:
     def __init__(
         self,
-        catalogue: Catalogue,
+        catalogue: PipelineCatalogue,
         plans: Plans,
-        queues: QueueTargets,
+        queues: QueueRules,
         clock: Clock,
         entropy: Entropy,
         settings: Settings,
@@ -41,7 +41,7 @@ class RunMaker:
         self._entropy = entropy
         self._limits = Limits(settings.limits.payload_bytes, settings.limits.request_bytes)
         self._queues = queues
-        self._targets = WebhookTargets(settings.webhook.allow)
+        self._targets = WebhookRules(settings.webhook.allow)
         self._default_timeout = settings.runs.timeout
         self._default_retry = settings.runs.retry
 

@@ -18,14 +18,14 @@ from oraculo.core import machine
 from oraculo.core.events import Delivered, DeliveryFailed, DeliveryMoved, Event
 from oraculo.core.machine import Verdict
 from oraculo.core.run import Channel, Delivery, DeliveryStatus, RunHead
-from oraculo.engine.deliver.receivers import Absence, Turns
-from oraculo.engine.deliver.reply_queues import Replies
+from oraculo.engine.deliver.receivers import Absence, Receivers
+from oraculo.engine.deliver.reply_queues import ReplyQueues
 from oraculo.engine.deliver.webhooks import NotPosted, Post, TargetRefused, Webhooks, is_away
 from oraculo.engine.inbox import Inbox, Note, Wish
-from oraculo.engine.results.reader import LargeResults
-from oraculo.engine.send.publisher import Publisher
+from oraculo.engine.results.reader import ResultReader
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge, OraculoError
 from oraculo.pipeline.retry import RetryPolicy
+from oraculo.ports.broker import Publisher
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.telemetry import DeliveryAttempted, LoopFailed, Telemetry
 from oraculo.settings import WebhookSettings
@@ -73,12 +73,12 @@ class _Errand:
         return DeliveryMoved(self.number, self.edition, self.delivery.due_at, until)
 
 
-class Courier:
+class Deliveries:
     def __init__(
         self,
         publisher: Publisher,
         inbox: Inbox,
-        results: LargeResults,
+        results: ResultReader,
         settings: WebhookSettings,
         post: Post,
         names: QueueNames,
@@ -91,14 +91,14 @@ class Courier:
         self._entropy = entropy
         self._telemetry = telemetry
         self._webhooks = Webhooks(post, settings.secret, clock)
-        self._replies = Replies(publisher, results, names, clock)
+        self._replies = ReplyQueues(publisher, results, names, clock)
         self._retry = RetryPolicy(settings.max_attempts, settings.backoff, settings.max_backoff)
         # Apart, so that neither webhooks that are slow nor a broker that is frozen hold up the others. One receiver of
         # webhooks has a quarter of the places; all queues are one broker's.
         places = settings.concurrency
         self._turns = {
-            Channel.WEBHOOK: Turns(places, max(1, places // 4), MAX_UNDER_WAY, MAX_BYTES_UNDER_WAY),
-            Channel.QUEUE: Turns(places, places, MAX_UNDER_WAY, MAX_BYTES_UNDER_WAY),
+            Channel.WEBHOOK: Receivers(places, max(1, places // 4), MAX_UNDER_WAY, MAX_BYTES_UNDER_WAY),
+            Channel.QUEUE: Receivers(places, places, MAX_UNDER_WAY, MAX_BYTES_UNDER_WAY),
         }
         self._longest = {Channel.WEBHOOK: settings.timeout + _MARGIN, Channel.QUEUE: 0.0}
         self._patience = max(_LEAST_PATIENCE, sum(self._retry.delay(n, 0.5) for n in range(1, settings.max_attempts)))

@@ -42,7 +42,7 @@ class _Line:
             await asyncio.sleep(self.absence.until - now)
 
 
-class Turns:
+class Receivers:
     """`places` for attempts, of which one receiver has at most `each`. `most` and `most_bytes`: how many attempts, and
     bytes, are kept here; a receiver has as much of that as it leaves free, so that there is always room for another."""
 

@@ -3,10 +3,9 @@
 import msgspec
 
 from oraculo.core.run import Delivery
-from oraculo.engine.results.reader import LargeResults
-from oraculo.engine.send.publisher import Publisher
+from oraculo.engine.results.reader import ResultReader
 from oraculo.errors import MessageTooLarge
-from oraculo.ports.broker import Outgoing
+from oraculo.ports.broker import Outgoing, Publisher, publish_all
 from oraculo.ports.clock import Clock
 from oraculo.wire import naming
 from oraculo.wire.message import Message, encode_message
@@ -14,8 +13,8 @@ from oraculo.wire.naming import QueueNames
 from oraculo.wire.timestamps import to_iso
 
 
-class Replies:
-    def __init__(self, publisher: Publisher, results: LargeResults, names: QueueNames, clock: Clock) -> None:
+class ReplyQueues:
+    def __init__(self, publisher: Publisher, results: ResultReader, names: QueueNames, clock: Clock) -> None:
         self._publisher = publisher
         self._results = results
         self._names = names
@@ -40,4 +39,4 @@ class Replies:
         )
         queue = self._names.reply_queue(delivery.target)
         reply = Outgoing(queue, encode_message(message), prefer=delivery.via, is_reply=True, leaves_room=True)
-        await self._publisher.publish([reply])
+        await publish_all(self._publisher, [reply])

@@ -16,7 +16,7 @@ import httpx2
 from standardwebhooks import Webhook
 
 from oraculo import __version__
-from oraculo.core.webhook_rules import WebhookTargets
+from oraculo.core.webhook_rules import WebhookRules
 from oraculo.engine.deliver.addresses import Addresses
 from oraculo.ports.clock import Clock
 from oraculo.settings import WebhookSettings
@@ -105,7 +105,7 @@ class HttpPost:
         self._seconds = settings.timeout
         self._concurrency = settings.concurrency
         self._addresses = Addresses()
-        self._targets = WebhookTargets(settings.allow)
+        self._targets = WebhookRules(settings.allow)
         self._opening = asyncio.Lock()
         self._clients: dict[bool, httpx2.AsyncClient] = {}  # by whether a proxy is used
 

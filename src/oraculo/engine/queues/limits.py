@@ -10,7 +10,7 @@ from oraculo.core.run import Channel, Run
 from oraculo.engine.inbox import Submission
 from oraculo.engine.queues.known import KnownQueues
 from oraculo.errors import BrokerError, Fault, InvalidRequest, TooManyNewQueues
-from oraculo.ports.broker import Broker
+from oraculo.ports.broker_admin import BrokerAdmin
 from oraculo.settings.sections import QueueSettings
 from oraculo.wire.naming import RABBITMQ_PREFIX, QueueNames, is_own_queue
 
@@ -18,7 +18,7 @@ MINUTE = 60.0
 PATIENCE = 2.0  # seconds for the broker to say which queues are there; of those it says nothing of, all count as new
 
 
-class NewQueues:
+class NewQueueLimits:
     """Counts the queues that are not known yet. Each process counts for itself.
 
     As long as they are few, nobody asks the broker whether they are there: to look for a queue in vain costs RabbitMQ
@@ -27,7 +27,7 @@ class NewQueues:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: BrokerAdmin,
         known: KnownQueues,
         names: QueueNames,
         settings: QueueSettings,

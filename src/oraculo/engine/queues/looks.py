@@ -13,7 +13,7 @@ from oraculo.core.run import Run, TaskStatus
 from oraculo.engine.wide_work import beside
 from oraculo.errors import BrokerError
 from oraculo.pipeline import bridges
-from oraculo.ports.broker import Broker, QueueState
+from oraculo.ports.broker_admin import BrokerAdmin, QueueState
 from oraculo.ports.clock import Clock
 from oraculo.wire.naming import QueueNames
 
@@ -57,7 +57,7 @@ class QueueLooks:
     """
 
     def __init__(
-        self, broker: Broker, names: QueueNames, clock: Clock, threads: Executor, bridged: Collection[str] = ()
+        self, broker: BrokerAdmin, names: QueueNames, clock: Clock, threads: Executor, bridged: Collection[str] = ()
     ) -> None:
         self._broker = broker
         self._names = names

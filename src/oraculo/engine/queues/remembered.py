@@ -8,7 +8,7 @@ from itertools import islice
 
 from oraculo.errors import BrokerError, WrittenByNewer
 from oraculo.pipeline.definition import decode_definition
-from oraculo.ports.broker import Broker, QueueState
+from oraculo.ports.broker_admin import FullBroker, QueueState
 from oraculo.ports.readable import readable
 from oraculo.ports.store import Snapshot, Store
 from oraculo.wire.naming import QueueNames
@@ -22,7 +22,7 @@ _MOST_QUEUES = 100  # that are remembered: each is looked at whenever somebody w
 
 
 class RememberedQueues:
-    def __init__(self, broker: Broker, store: Store) -> None:
+    def __init__(self, broker: FullBroker, store: Store) -> None:
         self._broker = broker
         self._store = store
         self.names: frozenset[str] = frozenset()  # without the prefix
@@ -50,7 +50,7 @@ class RememberedQueues:
         return found
 
     def _without_a_list(self) -> list[str]:
-        brokers = zip(self._broker.links(), self._broker.behind(), strict=True)
+        brokers = zip(self._broker.statuses(), self._broker.behind(), strict=True)
         return [link.name for link, broker in brokers if not broker.capabilities.lists_queues]
 
     async def _of_runs(self, via: str, *, dead_letters: bool) -> set[str]:

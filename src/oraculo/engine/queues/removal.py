@@ -17,7 +17,8 @@ from oraculo.core.chunks import pages
 from oraculo.engine.cluster.peers import Peers
 from oraculo.engine.queues.known import KnownQueues
 from oraculo.errors import BrokerError
-from oraculo.ports.broker import Broker, Consumer, Delivery, Outgoing, QueueState
+from oraculo.ports.broker import Consumer, Delivery, Outgoing, Receipt, publish_all
+from oraculo.ports.broker_admin import FullBroker, QueueState
 from oraculo.ports.clock import Clock
 from oraculo.ports.telemetry import QueuesRemoved, Telemetry
 from oraculo.wire.naming import RABBITMQ_PREFIX, QueueNames
@@ -29,22 +30,22 @@ _REMOVED_TOGETHER = 20  # queues: what is sent to one of them waits meanwhile
 _TAKING = 5.0  # seconds for a broker to bring notes that it says it has
 
 
-class Note(msgspec.Struct, frozen=True):
+class QueueNote(msgspec.Struct, frozen=True):
     """That a queue was made, by its physical name, and when it was last seen in use."""
 
     fila: str
     usada_em: float
 
 
-_decoder = msgspec.json.Decoder(Note)
+_decoder = msgspec.json.Decoder(QueueNote)
 
 
-class MadeQueues:
+class NotedQueues:
     """`planned`: the queues of known pipelines and routes, which stay. `after`: seconds; 0 removes none."""
 
     def __init__(
         self,
-        broker: Broker,
+        broker: FullBroker,
         known: KnownQueues,
         planned: Callable[[], Iterable[str]],
         names: QueueNames,
@@ -67,7 +68,7 @@ class MadeQueues:
 
     # -- making ---------------------------------------------------------------------------------------------------
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         """Publish as the broker does, after a note of each queue that has to be made. None is removed meanwhile."""
         new = self._unknown(message.queue for message in messages)
         while not self._removing.isdisjoint(new):
@@ -75,9 +76,10 @@ class MadeQueues:
         self._sending.update(new)
         try:
             await self.note(new)
-            vias = await self._broker.publish(messages)
-            self.known.add(message.queue for message in messages)
-            return vias
+            receipts = await self._broker.publish(messages)
+            taken = (message for message, receipt in zip(messages, receipts, strict=True) if receipt.error is None)
+            self.known.add(message.queue for message in taken)
+            return receipts
         finally:
             self._sending -= Counter(new)
 
@@ -99,10 +101,10 @@ class MadeQueues:
     async def _note_missing(self, queues: Collection[str]) -> None:
         there = {state.queue for state in await self._broker.queues(sorted(queues))}
         now = self._clock.now()
-        if missing := [Note(queue, now) for queue in sorted(queues) if queue not in there]:
-            await self._broker.publish([self._message(note) for note in missing])
+        if missing := [QueueNote(queue, now) for queue in sorted(queues) if queue not in there]:
+            await publish_all(self._broker, [self._message(note) for note in missing])
 
-    def _message(self, note: Note) -> Outgoing:
+    def _message(self, note: QueueNote) -> Outgoing:
         return Outgoing(self._names.made, msgspec.json.encode(note))
 
     # -- removing -------------------------------------------------------------------------------------------------
@@ -115,7 +117,7 @@ class MadeQueues:
                     await self.look_through(broker)
         await asyncio.Event().wait()
 
-    async def look_through(self, broker: Broker) -> None:
+    async def look_through(self, broker: FullBroker) -> None:
         """Take the notes that one broker has, and act on them."""
         is_alone = self._peers.is_alone and not self._peers.has_apis_beside
         if not (is_alone or broker.capabilities.removes_safely):
@@ -135,22 +137,22 @@ class MadeQueues:
         finally:
             await consumer.close()
 
-    async def _settle(self, broker: Broker, consumer: Consumer, taken: Sequence[Delivery]) -> None:
-        notes: dict[str, Note] = {}
+    async def _settle(self, broker: FullBroker, consumer: Consumer, taken: Sequence[Delivery]) -> None:
+        notes: dict[str, QueueNote] = {}
         for delivery in taken:
             with suppress(msgspec.DecodeError):
                 note = _decoder.decode(delivery.body)
                 if note.fila not in notes or notes[note.fila].usada_em < note.usada_em:
                     notes[note.fila] = note
         if again := await self._acted_on(broker, list(notes.values())):
-            await broker.publish([self._message(note) for note in again])
+            await publish_all(broker, [self._message(note) for note in again])
         await consumer.ack(taken)
 
-    async def _acted_on(self, broker: Broker, notes: Sequence[Note]) -> list[Note]:
+    async def _acted_on(self, broker: FullBroker, notes: Sequence[QueueNote]) -> list[QueueNote]:
         """Remove what is unused. Return the notes that are still needed."""
         states = {state.queue: state for state in await broker.queues([note.fila for note in notes])}
         planned = set(map(self._names.physical, self._planned()))
-        now, again, unused = self._clock.now(), list[Note](), list[str]()
+        now, again, unused = self._clock.now(), list[QueueNote](), list[str]()
         for note in notes:
             state = states.get(note.fila)
             if state is None:
@@ -158,17 +160,17 @@ class MadeQueues:
             elif state.consumers:
                 continue  # a worker has it: from now on it is the worker's own
             elif note.fila in planned or note.fila in self.known or _holds_something(state):
-                again.append(Note(note.fila, now))
+                again.append(QueueNote(note.fila, now))
             elif now - note.usada_em < self._after:
                 again.append(note)
             else:
                 unused.append(note.fila)
         for some in pages(unused, _REMOVED_TOGETHER):
             gone = await self._remove(broker, some)
-            again += [Note(queue, now) for queue in some if queue not in gone]
+            again += [QueueNote(queue, now) for queue in some if queue not in gone]
         return again
 
-    async def _remove(self, broker: Broker, queues: Sequence[str]) -> Collection[str]:
+    async def _remove(self, broker: FullBroker, queues: Sequence[str]) -> Collection[str]:
         self._removing = {queue for queue in queues if not self._sending[queue] and queue not in self.known}
         self._removed.clear()
         try:

@@ -5,8 +5,8 @@ from collections.abc import Collection
 
 from oraculo.engine.queues.remembered import RememberedQueues
 from oraculo.errors import BrokerError
-from oraculo.pipeline.queue_rules import QueueTargets
-from oraculo.ports.broker import Broker, QueueState
+from oraculo.pipeline.queue_rules import QueueRules
+from oraculo.ports.broker_admin import BrokerAdmin, QueueState
 from oraculo.wire.naming import QueueNames, is_own_queue, near_miss
 
 _FRESH = 5.0  # seconds for which a look at all queues is good enough
@@ -14,7 +14,9 @@ _PATIENCE = 0.5  # seconds for the broker; without its answer nothing is suggest
 
 
 class ServedQueues:
-    def __init__(self, broker: Broker, remembered: RememberedQueues, names: QueueNames, targets: QueueTargets) -> None:
+    def __init__(
+        self, broker: BrokerAdmin, remembered: RememberedQueues, names: QueueNames, targets: QueueRules
+    ) -> None:
         self._broker = broker
         self._remembered = remembered
         self._names = names

@@ -7,7 +7,7 @@ are accepted then, workers answer, and the answers wait where nobody listens.
 import asyncio
 
 from oraculo.errors import OraculoError
-from oraculo.ports.broker import Broker, QueueState
+from oraculo.ports.broker_admin import FullBroker, QueueState
 
 _EVERY = 2.0  # seconds from one look to the next
 _LOOKS = 3  # in a row: an engine that lost its connection needs a second or two, and NATS does not tell who listens
@@ -16,7 +16,7 @@ _SEE = "see whether the engines have the same ORACULO_BROKER_URL and ORACULO_PRE
 
 
 class UnheardAnswers:
-    def __init__(self, broker: Broker, queue: str) -> None:
+    def __init__(self, broker: FullBroker, queue: str) -> None:
         self.trouble: str | None = None
         self._broker = broker
         self._queue = queue

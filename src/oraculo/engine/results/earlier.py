@@ -4,7 +4,7 @@ engine alone reads. Workers look for what a reference names where the URL says, 
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor
 
-from oraculo.core.result_reference import SHARDS, Reference, run_folder
+from oraculo.core.result_reference import SHARDS, ResultReference, run_folder
 from oraculo.errors import ObjectLost, ObjectsError, ObjectsUnavailable
 from oraculo.ports.objects import Objects, get_result
 
@@ -32,18 +32,18 @@ class EarlierResults:
         else:
             self._folders, self.trouble = frozenset(found), None
 
-    def lacks(self, run_id: str, reference: Reference) -> bool:
+    def lacks(self, run_id: str, reference: ResultReference) -> bool:
         """Whether it has nothing to give, as far as can be told at once."""
         is_elsewhere = self._folders is not None and run_folder(run_id) not in self._folders
         return is_elsewhere or reference.key in self._shared
 
-    async def find(self, reference: Reference) -> bytes | None:
+    async def find(self, reference: ResultReference) -> bytes | None:
         try:
             return await get_result(self._earlier, reference, self._threads)
         except ObjectLost:
             return None
 
-    async def share(self, run_id: str, references: Iterable[Reference]) -> None:
+    async def share(self, run_id: str, references: Iterable[ResultReference]) -> None:
         """Those that are not here were put where the URL says."""
         if self._folders is None:
             await self.look()
@@ -51,7 +51,7 @@ class EarlierResults:
             if not self.lacks(run_id, reference):
                 await self._share(run_id, reference)
 
-    async def _share(self, run_id: str, reference: Reference) -> None:
+    async def _share(self, run_id: str, reference: ResultReference) -> None:
         try:
             payload = await self.find(reference)
         except ObjectsUnavailable:
@@ -64,7 +64,7 @@ class EarlierResults:
             await self._present.put(run_id, reference.key, payload)
         self._note_shared(reference.key)
 
-    async def _is_present(self, reference: Reference) -> bool:
+    async def _is_present(self, reference: ResultReference) -> bool:
         try:
             await self._present.get(reference.key)
         except ObjectLost:

@@ -12,7 +12,7 @@ import msgspec
 
 from oraculo.core.aggregate import aggregate, encode_aggregate
 from oraculo.core.phase import Looks
-from oraculo.core.result_reference import Reference, encode_reference, read_reference, references_in
+from oraculo.core.result_reference import ResultReference, encode_reference, read_reference, references_in
 from oraculo.core.run import Run, Task
 from oraculo.core.views import run_view
 from oraculo.engine.results.earlier import EarlierResults
@@ -33,7 +33,7 @@ _LONGEST_REFERENCE = 400  # bytes
 _NO_OBJECTS = "no object store is set; set ORACULO_OBJECTS_URL to the one that the result was put into"
 
 
-class LargeResults:
+class ResultReader:
     """`earlier`: what may rest elsewhere, from before there was an `objects` to share."""
 
     def __init__(
@@ -64,7 +64,7 @@ class LargeResults:
 
     # -- aggregates -------------------------------------------------------------------------------------------
 
-    def references(self, run: Run) -> dict[str, Reference]:
+    def references(self, run: Run) -> dict[str, ResultReference]:
         """What the aggregate of the run lacks; nothing when nothing could be read."""
         if self._objects is not None:
             return references_in(run)
@@ -73,7 +73,7 @@ class LargeResults:
             self._telemetry.emit(LoopFailed("objects", self.trouble))
         return {}
 
-    async def fill(self, results: dict[str, msgspec.Raw], references: Mapping[str, Reference]) -> None:
+    async def fill(self, results: dict[str, msgspec.Raw], references: Mapping[str, ResultReference]) -> None:
         """Puts what can be read in the place of its reference. Never raises: an aggregate is worth having without."""
         if self._hangs():
             return
@@ -89,7 +89,9 @@ class LargeResults:
             told = f"{len(faults)} large results of an aggregate stay references: {faults[0]}"
             self._telemetry.emit(LoopFailed("objects", told))
 
-    async def _look_again(self, results: dict[str, msgspec.Raw], left: dict[str, Reference], faults: list[str]) -> None:
+    async def _look_again(
+        self, results: dict[str, msgspec.Raw], left: dict[str, ResultReference], faults: list[str]
+    ) -> None:
         """Where this process itself stood still, the object store is not to blame for the time. Others that stood still
         with it look again, too: it is not to blame for their turns, either."""
         with suppress(TimeoutError):
@@ -98,7 +100,9 @@ class LargeResults:
                 await self._try_again(results, left, faults)
         faults += [f"not read in {PATIENCE:g} s"] * len(left)
 
-    async def _try_again(self, results: dict[str, msgspec.Raw], left: dict[str, Reference], faults: list[str]) -> None:
+    async def _try_again(
+        self, results: dict[str, msgspec.Raw], left: dict[str, ResultReference], faults: list[str]
+    ) -> None:
         if self._hangs():
             return
         try:
@@ -111,13 +115,15 @@ class LargeResults:
     def _hangs(self) -> bool:
         return asyncio.get_running_loop().time() < self._hangs_until
 
-    async def _fill_all(self, results: dict[str, msgspec.Raw], left: dict[str, Reference], faults: list[str]) -> None:
+    async def _fill_all(
+        self, results: dict[str, msgspec.Raw], left: dict[str, ResultReference], faults: list[str]
+    ) -> None:
         """`left` are in the end those of which it is not known whether they can be read."""
         async with asyncio.TaskGroup() as group:
             for name, reference in left.items():
                 group.create_task(self._fill_one(results, name, reference, left, faults))
 
-    def _within_limit(self, references: Mapping[str, Reference]) -> Iterable[tuple[str, Reference]]:
+    def _within_limit(self, references: Mapping[str, ResultReference]) -> Iterable[tuple[str, ResultReference]]:
         left = self._inline_bytes
         for name, reference in references.items():
             if reference.size <= left:
@@ -128,8 +134,8 @@ class LargeResults:
         self,
         results: dict[str, msgspec.Raw],
         name: str,
-        reference: Reference,
-        left: dict[str, Reference],
+        reference: ResultReference,
+        left: dict[str, ResultReference],
         faults: list[str],
     ) -> None:
         try:
@@ -192,7 +198,9 @@ class LargeResults:
 
     # -- commands ---------------------------------------------------------------------------------------------
 
-    def needed(self, run: Run, number: int, known: dict[tuple[int, ...], dict[str, Reference]]) -> dict[str, Reference]:
+    def needed(
+        self, run: Run, number: int, known: dict[tuple[int, ...], dict[str, ResultReference]]
+    ) -> dict[str, ResultReference]:
         """The large results that must be read, or looked for among the earlier ones, before the task's command can be
         sent. `known`: those of tasks that were looked at a moment ago."""
         given_references = self._is_given_references(run.plan.steps[number])
@@ -209,7 +217,7 @@ class LargeResults:
         """Over a bridge there are workers of another system, who know nothing of references."""
         return self._hands_on and step.bridge is None and step.queue not in self._bridged
 
-    async def read(self, run: Run, number: int, references: Mapping[str, Reference]) -> dict[str, bytes]:
+    async def read(self, run: Run, number: int, references: Mapping[str, ResultReference]) -> dict[str, bytes]:
         """What goes whole into the task's command; what goes as a reference is now where its worker looks for it.
         Raises ObjectLost, or ObjectsUnavailable: then it is worth another try."""
         earlier = self._earlier if self._is_given_references(run.plan.steps[number]) else None
@@ -229,7 +237,7 @@ class LargeResults:
                 self._telemetry.emit(LoopFailed("objects", f"a command waits for the results that it needs: {reason}"))
                 raise ObjectsUnavailable(reason) from error
 
-    async def _get(self, reference: Reference) -> bytes:
+    async def _get(self, reference: ResultReference) -> bytes:
         if self._objects is None:
             raise ObjectsUnavailable(_NO_OBJECTS)
         try:

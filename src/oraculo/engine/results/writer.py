@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 
 from oraculo.core.answers import is_failure
 from oraculo.core.result_reference import encode_reference
-from oraculo.engine.inbox import Answer
+from oraculo.engine.inbox import AnswerInput
 from oraculo.errors import OraculoError
 from oraculo.ports.objects import Objects, put_result
 from oraculo.ports.telemetry import LoopFailed, Telemetry
@@ -20,7 +20,7 @@ REST = 15.0  # seconds after a failure in which nothing is tried
 _AT_ONCE = 8
 
 
-class Offload:
+class ResultWriter:
     def __init__(
         self,
         objects: Objects | None,
@@ -48,7 +48,7 @@ class Offload:
     def _is_resting(self) -> bool:
         return asyncio.get_running_loop().time() < self._rests_until
 
-    async def keep(self, answers: Sequence[Answer]) -> None:
+    async def keep(self, answers: Sequence[AnswerInput]) -> None:
         """Gives each that could be put its reference."""
         if self._is_resting:
             return
@@ -75,7 +75,7 @@ class Offload:
                 self._is_claimed = True
         return self._is_claimed
 
-    async def _keep(self, answer: Answer) -> None:
+    async def _keep(self, answer: AnswerInput) -> None:
         """A failure's payload is not kept, and need not be put anywhere."""
         message, payload = answer.message, bytes(answer.message.payload)
         if self._objects is None or len(payload) <= self.threshold or is_failure(payload):

@@ -17,7 +17,7 @@ from oraculo.errors import Fault, InvalidSettings, ObjectLost, ObjectsError, Obj
 from oraculo.ports.clock import Clock
 from oraculo.ports.objects import Objects
 from oraculo.ports.readable import readable
-from oraculo.ports.store import Store
+from oraculo.ports.store import Storage
 from oraculo.ports.telemetry import LoopFailed, Telemetry
 
 _MINUTE = 60.0
@@ -27,7 +27,7 @@ _TOGETHER = 50
 _CLAIM_PATIENCE = 5.0
 
 
-async def claim_fault(objects: Objects, store: Store) -> str | None:
+async def claim_fault(objects: Objects, store: Storage) -> str | None:
     """Why this installation may not use the place, or None, and then it is this one's. What one installation puts there
     another would delete, since its own store knows nothing of it. That it was claimed is remembered: at a later start
     the folder may not be mounted yet, and what is put into the empty place is out of sight once it is."""
@@ -43,7 +43,7 @@ async def claim_fault(objects: Objects, store: Store) -> str | None:
     )
 
 
-async def seen_fault(objects: Objects, store: Store) -> str | None:
+async def seen_fault(objects: Objects, store: Storage) -> str | None:
     """As `claim_fault`, for who only looks: a place that nobody has yet stays nobody's. Raises ObjectsUnavailable for a
     folder that this installation had and that is not there."""
     try:
@@ -64,7 +64,7 @@ def _claimed(objects: Objects) -> str | None:
     return None if place is None else f"claimed: {sha256(place.encode(errors='surrogateescape')).hexdigest()}"
 
 
-async def claim(objects: Objects, store: Store, telemetry: Telemetry) -> None:
+async def claim(objects: Objects, store: Storage, telemetry: Telemetry) -> None:
     """One that is away is asked again before anything there is put or deleted. Raises InvalidSettings for another's."""
     try:
         async with asyncio.timeout(_CLAIM_PATIENCE):
@@ -76,8 +76,8 @@ async def claim(objects: Objects, store: Store, telemetry: Telemetry) -> None:
         raise InvalidSettings(Fault("ORACULO_OBJECTS_URL", fault))
 
 
-class Janitor:
-    def __init__(self, objects: Objects, store: Store, peers: Peers, clock: Clock) -> None:
+class ObjectRetention:
+    def __init__(self, objects: Objects, store: Storage, peers: Peers, clock: Clock) -> None:
         self._objects = objects
         self._store = store
         self._peers = peers

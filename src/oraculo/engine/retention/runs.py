@@ -4,15 +4,15 @@ import asyncio
 
 from oraculo.engine.cluster.store_clock import surely_past
 from oraculo.ports.clock import Clock
-from oraculo.ports.store import Store
+from oraculo.ports.store import Storage
 from oraculo.ports.telemetry import RunsPruned, Telemetry
 
 EVERY = 300.0
 _TOGETHER = 500
 
 
-class Retention:
-    def __init__(self, store: Store, clock: Clock, telemetry: Telemetry, days: float) -> None:
+class RunRetention:
+    def __init__(self, store: Storage, clock: Clock, telemetry: Telemetry, days: float) -> None:
         self._store = store
         self._clock = clock
         self._telemetry = telemetry

@@ -10,15 +10,15 @@ from typing import NamedTuple
 from oraculo.core.chunks import pages
 from oraculo.core.command import Written, deadline_of, encode_command
 from oraculo.core.events import Answered, Sent, Unsendable
-from oraculo.core.result_reference import Reference
+from oraculo.core.result_reference import ResultReference
 from oraculo.core.run import Changes, Run, Task, TaskStatus
 from oraculo.core.troubled_queues import TroubledQueues
 from oraculo.engine.cluster.peers import Peers
 from oraculo.engine.inbox import Inbox, Note, Resend
-from oraculo.engine.queues.removal import MadeQueues
-from oraculo.engine.results.reader import LargeResults
+from oraculo.engine.queues.removal import NotedQueues
+from oraculo.engine.results.reader import ResultReader
 from oraculo.engine.send.backlog import Backlog
-from oraculo.engine.send.publisher import MAX_WAITING, Entry, Key, Line
+from oraculo.engine.send.publisher import MAX_WAITING, Entry, Key, PublishLine
 from oraculo.engine.send.rations import Rations
 from oraculo.engine.send.rounds import Round
 from oraculo.engine.send.run_order import FEW
@@ -57,7 +57,7 @@ class _Shared(NamedTuple):
 
     now_iso: str
     written: Written | None  # None: there is but one
-    references: dict[tuple[int, ...], dict[str, Reference]]
+    references: dict[tuple[int, ...], dict[str, ResultReference]]
     are_many: bool  # as of a wide run, for which small ones are not to wait
 
 
@@ -70,11 +70,11 @@ class Outbox:
         store: Store,
         inbox: Inbox,
         peers: Peers,
-        results: LargeResults,
+        results: ResultReader,
         names: QueueNames,
         clock: Clock,
         telemetry: Telemetry,
-        made_queues: MadeQueues,
+        made_queues: NotedQueues,
         *,
         others_answer: bool = False,
     ) -> None:
@@ -94,7 +94,7 @@ class Outbox:
         # while; a queue that did not take something of late, which may take its time to say no again; and a quarantine
         # that is full.
         self._commands, self._first_commands, self._doubtful, self._dead_letters = (
-            Line(
+            PublishLine(
                 publisher,
                 clock,
                 telemetry,
@@ -200,7 +200,7 @@ class Outbox:
         message = Outgoing(queue, body, run.head.priority, dead, expires_at, key=own, leaves_room=True)
         self._line_of(run, number, dead).add(key, message, age=run.head.created_at, is_one_of_many=are_many)
 
-    def _line_of(self, run: Run, number: int, dead: str | None) -> Line:
+    def _line_of(self, run: Run, number: int, dead: str | None) -> PublishLine:
         if dead is not None:
             return self._dead_letters
         queue = self._names.physical(run.plan.steps[number].queue)
@@ -211,7 +211,7 @@ class Outbox:
         return self._first_commands if is_new else self._commands
 
     async def _read_and_line_up(
-        self, key: Key, run: Run, references: Mapping[str, Reference], dead: str | None, are_many: bool
+        self, key: Key, run: Run, references: Mapping[str, ResultReference], dead: str | None, are_many: bool
     ) -> None:
         """Left unsent when the object store is away: the sweep tries again. A result that is lost will not come back:
         then the task fails and says so, and its dead letter keeps the reference."""
@@ -253,7 +253,7 @@ class Outbox:
     # -- publishing -----------------------------------------------------------------------------------------------
 
     @property
-    def _lines(self) -> tuple[Line, ...]:
+    def _lines(self) -> tuple[PublishLine, ...]:
         return self._commands, self._first_commands, self._doubtful, self._dead_letters
 
     def _wake_lines(self) -> None:
@@ -314,10 +314,10 @@ class Outbox:
         """To send: what a wide run is noted with, a little at a time, would be in the way of its answers."""
         return bool(self._later.qsize()) or self._commands.has_more or self._first_commands.has_more
 
-    def _refused(self, entries: Sequence[Entry], error: BrokerError) -> None:
+    def _refused(self, refused: Sequence[tuple[Entry, BrokerError]]) -> None:
         """Left unsent: the sweep tries again, until the task's deadline says that it was never taken. A command that is
         too large never will be: its task fails now, unless a broker that had it may bring its answer."""
-        for key, message in entries:
+        for (key, message), error in refused:
             flight = self._in_flight.pop(key, None)
             self._dying.pop(key, None)
             run_id, task, attempt, is_dead_letter = key

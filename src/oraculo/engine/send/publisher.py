@@ -4,13 +4,12 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
-from typing import Protocol
 
 from oraculo.core.troubled_queues import TroubledQueues
 from oraculo.engine.queues.known import KnownQueues
-from oraculo.engine.send.run_order import RunTurns
+from oraculo.engine.send.run_order import RunOrder
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
-from oraculo.ports.broker import NotTaken, Outgoing
+from oraculo.ports.broker import Outgoing, Publisher, Receipt
 from oraculo.ports.clock import Clock
 from oraculo.ports.telemetry import CommandsPublished, PublishFailed, Telemetry
 
@@ -24,17 +23,11 @@ Key = tuple[str, int, int, bool]  # run id, task, attempt, whether it is the dea
 Entry = tuple[Key, Outgoing]
 _Numbered = tuple[int, Entry]  # in the order in which they were added
 Confirmed = Callable[[Sequence[Key], Sequence[str], float], None]  # which broker took each, and since when it was asked
-Refused = Callable[[Sequence[Entry], BrokerError], None]
+Refused = Callable[[Sequence[tuple[Entry, BrokerError]]], None]
 StillWanted = Callable[[Sequence[Entry], bool], Awaitable[Sequence[Entry]]]  # and whether they have waited for long
 
 
-class Publisher(Protocol):
-    """A broker, or who publishes to it."""
-
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]: ...
-
-
-class Line:
+class PublishLine:
     """`confirmed` and `refused` are told of what became of each message: a broker that is away is waited for, one that
     says no to a message does not hold up the others. `still_wanted` is asked before each try: what waits for a broker
     may be wanted no longer. `refusing`: where queues are noted that did not take something. `holds_back`: whether the
@@ -62,7 +55,7 @@ class Line:
         self._refusing = refusing
         self._holds_back = holds_back
         self._known = KnownQueues() if known is None else known
-        self._turns: RunTurns[_Numbered] = RunTurns()
+        self._turns: RunOrder[_Numbered] = RunOrder()
         self._waiting = Counter[str]()  # in turns, by their queues
         self._numbers = count()
         self._under_way: Sequence[_Numbered] = ()  # what the broker is asked to take now
@@ -128,63 +121,48 @@ class Line:
         return self._waited > 0 and any(number < self._waited for number, _ in self._under_way)
 
     async def _publish(self, batch: Sequence[Entry]) -> None:
-        """Until the broker has answered. Meanwhile runs time out by their own deadlines, and say why."""
+        """Publish until the broker has answered. Meanwhile runs time out by their own deadlines, and say why."""
         pause = _FIRST_PAUSE
         while batch := await self._still_wanted(batch, self._have_waited):
             started = self._clock.now()
             try:
-                vias = await self._broker.publish([message for _, message in batch])
-            except NotTaken as error:
-                self.trouble = None
-                self._telemetry.emit(PublishFailed(error.count, str(error)))
-                self._tell_apart(batch, error, started)
-                return
-            except BrokerError as error:
-                self.trouble = str(error) if isinstance(error, BrokerUnavailable) else None
+                receipts = await self._broker.publish([message for _, message in batch])
+            except BrokerUnavailable as error:
+                self.trouble = str(error)
                 self._telemetry.emit(PublishFailed(len(batch), str(error)))
-                if not isinstance(error, BrokerUnavailable):
-                    await self._set_apart(batch, error)
-                    return
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
                 self._waited = next(self._numbers)
-            else:
-                self.trouble = None
-                self._note_taking([message.queue for _, message in batch])
-                self._tell_confirmed([key for key, _ in batch], vias, started)
-                return
+                continue
+            except BrokerError as error:
+                receipts = [Receipt(error=error)] * len(batch)
+            self._read_receipts(batch, receipts, started)
+            break
         self.trouble = None  # nothing is left that it holds up
 
-    def _note_taking(self, queues: Sequence[str]) -> None:
-        self._refusing.works(queues)
-        self._known.add(queues)
+    def _read_receipts(self, batch: Sequence[Entry], receipts: Sequence[Receipt], started: float) -> None:
+        """Report what was taken and what was not. A queue that is full holds up no other."""
+        self._note_queues(batch, receipts)
+        outcomes = list(zip(batch, receipts, strict=True))
+        refused = [(entry, receipt.error) for entry, receipt in outcomes if receipt.error is not None]
+        if refused:
+            self._telemetry.emit(PublishFailed(len(refused), "; ".join({str(error): None for _, error in refused})))
+            self._refused(refused)
+        if keys := [key for (key, _), receipt in outcomes if receipt.error is None]:
+            if commands := sum(not is_dead_letter for *_, is_dead_letter in keys):
+                self._telemetry.emit(CommandsPublished(commands, self._clock.now() - started))
+            self._confirmed(keys, [receipt.broker or "" for receipt in receipts if receipt.error is None], started)
 
-    def _tell_confirmed(self, keys: Sequence[Key], vias: Sequence[str], started: float) -> None:
-        if commands := sum(not is_dead_letter for *_, is_dead_letter in keys):
-            self._telemetry.emit(CommandsPublished(commands, self._clock.now() - started))
-        self._confirmed(keys, vias, started)
-
-    def _tell_apart(self, batch: Sequence[Entry], error: NotTaken, started: float) -> None:
-        """A queue that is full holds up no other: what it did not take is for the sweep."""
-        taking = {message.queue: via for (_, message), via in zip(batch, error.vias, strict=True)}  # as of the last
-        self._note_taking([queue for queue, via in taking.items() if via is not None])
-        left = [queue for queue, via in taking.items() if via is None]
-        self._refusing.note(left, str(error), asyncio.get_running_loop().time())
-        outcomes = list(zip(batch, error.vias, strict=True))
-        self._refused([entry for entry, via in outcomes if via is None], error)
-        if taken := [(key, via) for (key, _), via in outcomes if via is not None]:
-            keys, vias = zip(*taken, strict=True)
-            self._tell_confirmed(keys, vias, started)
-
-    async def _set_apart(self, batch: Sequence[Entry], error: BrokerError) -> None:
-        if len(batch) == 1:
-            [(_, message)] = batch
-            if not isinstance(error, MessageTooLarge):  # which says nothing of its queue
-                self._refusing.note([message.queue], str(error), asyncio.get_running_loop().time())
-            self._refused(batch, error)
-            return
-        for entry in batch:
-            await self._publish([entry])
+    def _note_queues(self, batch: Sequence[Entry], receipts: Sequence[Receipt]) -> None:
+        """Note which queues take messages and which do not, by the last receipt of each."""
+        last = {message.queue: receipt.error for (_, message), receipt in zip(batch, receipts, strict=True)}
+        works = [queue for queue, error in last.items() if error is None]
+        self._refusing.works(works)
+        self._known.add(works)
+        now = asyncio.get_running_loop().time()
+        for queue, error in last.items():
+            if error is not None and not isinstance(error, MessageTooLarge):  # which says nothing of its queue
+                self._refusing.note([queue], str(error), now)
 
 
 def _size(numbered: _Numbered) -> int:

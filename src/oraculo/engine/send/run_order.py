@@ -27,7 +27,7 @@ class _Share(Generic[T]):
         self.left = TURN  # of its turn
 
 
-class RunTurns(Generic[T]):
+class RunOrder(Generic[T]):
     """Items that wait, each of a run. The few go by priority, then by the age of their run."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from oraculo.errors import StoreUnavailable
-from oraculo.ports.store import Created, Outcome
+from oraculo.ports.store import Created, CreationOutcome
 from oraculo.stores.mongo.housekeeping import Housekeeping
 from oraculo.stores.mongo.portions import insert_missing
 from oraculo.stores.mongo.server import Server
@@ -62,9 +62,9 @@ class Creations:
 
     def _known(self, birth: Birth) -> Created | None:
         if birth.key is not None and (stored := self._by_key.get(birth.key)):
-            return _again(birth, stored, Outcome.KEY_REUSED)
+            return _again(birth, stored, CreationOutcome.KEY_REUSED)
         if stored := self._by_id.get(birth.run_id):
-            return _again(birth, stored, Outcome.ID_IN_USE)
+            return _again(birth, stored, CreationOutcome.ID_IN_USE)
         return None
 
     async def _insert(self, now: list[tuple[int, Birth]]) -> list[tuple[int, Birth]]:
@@ -81,7 +81,7 @@ class Creations:
             self._keeper.settle(birth.run_key for birth in with_sides)
         for number, (place, birth) in enumerate(now):
             if number not in refused:
-                self._outcomes[place] = Created(Outcome.CREATED, birth.run_id)
+                self._outcomes[place] = Created(CreationOutcome.CREATED, birth.run_id)
                 self._note(_Stored(birth.run_id, birth.fingerprint), birth.key)
         return [now[number] for number in sorted(refused)]
 
@@ -106,5 +106,5 @@ class Creations:
             self._by_key[key] = stored
 
 
-def _again(birth: Birth, stored: _Stored, otherwise: Outcome) -> Created:
-    return Created(Outcome.SAME if stored.fingerprint == birth.fingerprint else otherwise, stored.run_id)
+def _again(birth: Birth, stored: _Stored, otherwise: CreationOutcome) -> Created:
+    return Created(CreationOutcome.SAME if stored.fingerprint == birth.fingerprint else otherwise, stored.run_id)

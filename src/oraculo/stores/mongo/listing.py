@@ -7,7 +7,7 @@ import zlib
 
 from oraculo.core.run import RunStatus
 from oraculo.errors import InvalidInput
-from oraculo.ports.store import Page, RunQuery
+from oraculo.ports.browse import Page, RunQuery
 from oraculo.stores.mongo.documents import BETWEEN, NOT_OF_HEADS, head_of
 from oraculo.stores.mongo.server import Document, Server
 from oraculo.stores.stored_words import census_of

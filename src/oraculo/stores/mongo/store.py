@@ -9,7 +9,8 @@ from bson.objectid import ObjectId
 from oraculo.core.history import HistoryEntry
 from oraculo.core.run import Changes, RunHead, RunStatus, Task
 from oraculo.errors import StoreError, StoreUnavailable
-from oraculo.ports.store import Committed, Created, Creation, Due, Outcome, Page, RunQuery, Snapshot, Unsent
+from oraculo.ports.browse import Page, RunQuery
+from oraculo.ports.store import Committed, Created, Creation, CreationOutcome, Due, Snapshot, Unsent
 from oraculo.stores.copies import unchanged_among
 from oraculo.stores.mongo import layout, listing, reading
 from oraculo.stores.mongo.changes import ChangeWriter
@@ -27,7 +28,7 @@ CONNECT_SECONDS = 5.0
 
 
 class MongoStore:
-    """Keeps the contract of `ports.store.Store` without transactions, so that a server that stands alone will do."""
+    """Keeps the contract of `ports.store.Storage` without transactions, so that a server that stands alone will do."""
 
     name = "mongodb"
 
@@ -288,7 +289,7 @@ async def _write(server: Server, keeper: Housekeeping, births: Sequence[Birth], 
         if updates:
             conflicts = await ChangeWriter(server, keeper).write(updates)
     for birth, outcome in zip(births, created, strict=True):
-        if outcome.outcome is Outcome.CREATED:
+        if outcome.outcome is CreationOutcome.CREATED:
             birth.changes.run.head.version = 1
     for update in updates:
         if update.run_id not in conflicts:

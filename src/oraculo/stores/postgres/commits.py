@@ -14,7 +14,7 @@ from typing import Any
 
 from oraculo.core.chunks import slices
 from oraculo.errors import StoreError, StoreUnavailable
-from oraculo.ports.store import Committed, Created, Outcome
+from oraculo.ports.store import Committed, Created, CreationOutcome
 from oraculo.stores.postgres.address import Connection
 from oraculo.stores.postgres.connections import QUERIES, Lane
 from oraculo.stores.postgres.faults import Clash
@@ -108,7 +108,7 @@ class Ledger:
         numbers = await _write(connection, births, updates)
         for number, birth in zip(numbers, births, strict=False):
             if number:
-                self._created[birth] = Created(Outcome.CREATED, birth.run_id)
+                self._created[birth] = Created(CreationOutcome.CREATED, birth.run_id)
         for number, update in zip(numbers[len(births) :], updates, strict=True):
             if not number:
                 self._conflicts.add(update.run_id)
@@ -123,14 +123,14 @@ class Ledger:
         by_key = {row["idempotency_key"]: row for row in found}
         for birth in self._births:
             if birth.key is not None and (row := by_key.get(birth.key)):
-                self._created[birth] = _again(birth, row, Outcome.KEY_REUSED)
+                self._created[birth] = _again(birth, row, CreationOutcome.KEY_REUSED)
             elif row := by_id.get(birth.run_id):
-                self._created[birth] = _again(birth, row, Outcome.ID_IN_USE)
+                self._created[birth] = _again(birth, row, CreationOutcome.ID_IN_USE)
         self._births = [birth for birth in self._births if birth not in self._created]
 
 
-def _again(birth: Birth, row: Any, otherwise: Outcome) -> Created:
-    return Created(Outcome.SAME if row["fingerprint"] == birth.fingerprint else otherwise, row["id"])
+def _again(birth: Birth, row: Any, otherwise: CreationOutcome) -> Created:
+    return Created(CreationOutcome.SAME if row["fingerprint"] == birth.fingerprint else otherwise, row["id"])
 
 
 def _without_repeats(births: Iterable[Birth]) -> Iterator[Birth]:

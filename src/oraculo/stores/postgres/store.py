@@ -16,7 +16,8 @@ from oraculo.core.chunks import slices
 from oraculo.core.history import HistoryEntry
 from oraculo.core.run import Changes, RunHead, RunStatus, Task
 from oraculo.errors import StoreError, StoreUnavailable
-from oraculo.ports.store import Committed, Creation, Due, Page, RunQuery, Snapshot, Unsent
+from oraculo.ports.browse import Page, RunQuery
+from oraculo.ports.store import Committed, Creation, Due, Snapshot, Unsent
 from oraculo.stores.copies import unchanged_among
 from oraculo.stores.postgres.address import Address, Connection, version_of
 from oraculo.stores.postgres.commits import PostgresJob, queue_to
@@ -39,7 +40,7 @@ UPKEEP = 360  # times the limit of a call: for what goes over whole tables
 
 
 class PostgresStore:
-    """Keeps the contract of `ports.store.Store`.
+    """Keeps the contract of `ports.store.Storage`.
 
     `url`: `postgresql://user:password@host:port/database?sslmode=…`, as libpq has it. Several hosts, separated by
     commas, with `target_session_attrs=read-write`, follow a fail-over.

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from math import inf
 
 from oraculo.core.run import RunHead
-from oraculo.ports.store import Page, RunQuery
+from oraculo.ports.browse import Page, RunQuery
 from oraculo.stores.redis.server import Server
 from oraculo.stores.redis.values import head_of
 from oraculo.stores.sql.cursor import make_cursor, read_cursor

@@ -13,8 +13,8 @@ from oraculo.clients.redis import (
     Command,
     Connection,
     Errors,
-    Link,
     Part,
+    RedisLink,
     ReplyError,
     error_code,
     read_info,
@@ -38,7 +38,9 @@ class Server:
 
     def __init__(self, address: Address, layout: Layout, connect_timeout: float, call_timeout: float) -> None:
         self.layout = layout
-        self._link = Link(address, ERRORS, self._prepare, connect_timeout=connect_timeout, answer_timeout=call_timeout)
+        self._link = RedisLink(
+            address, ERRORS, self._prepare, connect_timeout=connect_timeout, answer_timeout=call_timeout
+        )
         self.place = self._link.place
         self.connections = 0  # so many there were, with the present one
 

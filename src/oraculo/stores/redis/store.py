@@ -24,12 +24,13 @@ from oraculo.core.chunks import pages, slices
 from oraculo.core.history import HistoryEntry
 from oraculo.core.run import Changes, RunHead, RunStatus, Task
 from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
-from oraculo.ports.store import Committed, Created, Creation, Due, Outcome, Page, RunQuery, Snapshot, Unsent
+from oraculo.ports.browse import Page, RunQuery
+from oraculo.ports.store import Committed, Created, Creation, CreationOutcome, Due, Snapshot, Unsent
 from oraculo.stores.copies import unchanged_among
 from oraculo.stores.redis.layout import DEFAULT_NAMESPACE, SLOT, Layout, broker_of, member, run_and_task, slot_name
 from oraculo.stores.redis.listing import list_runs
 from oraculo.stores.redis.server import Server
-from oraculo.stores.redis.trusted_copies import Belief
+from oraculo.stores.redis.trusted_copies import TrustedCopies
 from oraculo.stores.redis.values import (
     Write,
     attempt_of,
@@ -52,7 +53,7 @@ PRUNED_TOGETHER = 50
 
 
 class RedisStore:
-    """Keeps the contract of `ports.store.Store`. `connect_timeout`, `call_timeout`: seconds for a connection, and for
+    """Keeps the contract of `ports.store.Storage`. `connect_timeout`, `call_timeout`: seconds for a connection, and for
     the answer to any call."""
 
     name = "redis"
@@ -62,7 +63,7 @@ class RedisStore:
         database_of(address)  # a bad one is told now, not at the first connection
         self._layout = Layout(address.parameters.get("namespace", DEFAULT_NAMESPACE), SETTING)
         self._server = Server(address, self._layout, connect_timeout, call_timeout)
-        self._belief = Belief()
+        self._belief = TrustedCopies()
         self._tells_time = True  # unless this user may not ask
         self._is_open = False
         self._writing: set[asyncio.Task[Committed]] = set()
@@ -362,8 +363,8 @@ class RedisStore:
 
 
 def _conclude_birth(write: Write, reply: list[bytes]) -> Created:
-    created = Created(Outcome(reply[0].decode()), reply[1].decode())
-    if created.outcome is Outcome.CREATED:
+    created = Created(CreationOutcome(reply[0].decode()), reply[1].decode())
+    if created.outcome is CreationOutcome.CREATED:
         write.note_version()
     return created
 

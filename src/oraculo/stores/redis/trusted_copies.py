@@ -6,7 +6,7 @@ from weakref import WeakValueDictionary
 from oraculo.core.run import RunHead
 
 
-class Belief:
+class TrustedCopies:
     """The copies that were read or written over the present connection.
 
     A server that was started again, or another in its place, may have lost its last commits, and then the number of a

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar
 
 from oraculo.errors import StoreError
-from oraculo.ports.store import Committed, Outcome
+from oraculo.ports.store import Committed, CreationOutcome
 
 
 class Written(Protocol):
@@ -46,7 +46,7 @@ class Job(Generic[Birth, Update]):
 
     def _note_versions(self, outcome: Committed) -> None:
         for birth, created in zip(self.births, outcome.created, strict=True):
-            if created.outcome is Outcome.CREATED:
+            if created.outcome is CreationOutcome.CREATED:
                 birth.note_version()
         for update in self.updates:
             if update.run_id not in outcome.conflicts:

@@ -18,7 +18,8 @@ from oraculo.core.chunks import slices
 from oraculo.core.history import HistoryEntry
 from oraculo.core.run import Changes, RunHead, RunStatus, Task
 from oraculo.errors import StoreError, StoreUnavailable
-from oraculo.ports.store import Committed, Creation, Due, Page, RunQuery, Snapshot, Unsent
+from oraculo.ports.browse import Page, RunQuery
+from oraculo.ports.store import Committed, Creation, Due, Snapshot, Unsent
 from oraculo.stores.copies import unchanged_among
 from oraculo.stores.sql.cursor import make_cursor, read_cursor
 from oraculo.stores.sql.listing import one_list_a_status
@@ -34,7 +35,7 @@ PRUNED_TASKS = 5_000  # in one transaction, or a few more: commits go on between
 
 
 class SqliteStore:
-    """Keeps the contract of `ports.store.Store`.
+    """Keeps the contract of `ports.store.Storage`.
 
     `inline`: every call runs at once in the caller's thread, for simulations that must be deterministic.
     `exclusive`: this process alone may serve from the file, for a broker that lives inside it: the timers of another

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from oraculo.errors import StoreError
-from oraculo.ports.store import Committed, Created, Outcome
+from oraculo.ports.store import Committed, Created, CreationOutcome
 from oraculo.stores.sql import named_queries
 from oraculo.stores.sql.jobs import Job
 from oraculo.stores.sqlite.bulk import Bulk, Lookup
@@ -102,9 +102,9 @@ class _Ledger:
 
     def _enter_birth(self, birth: Birth) -> Created:
         if birth.key is not None and (stored := self._by_key.get(birth.key)):
-            return _again(birth, stored, Outcome.KEY_REUSED)
+            return _again(birth, stored, CreationOutcome.KEY_REUSED)
         if stored := self._by_id.get(birth.run_id):
-            return _again(birth, stored, Outcome.ID_IN_USE)
+            return _again(birth, stored, CreationOutcome.ID_IN_USE)
         stored = _Stored(birth.run_id, self._next_number, birth.version, birth.fingerprint)
         self._next_number += 1
         self._by_id[birth.run_id] = stored
@@ -112,7 +112,7 @@ class _Ledger:
             self._by_key[birth.key] = stored
         birth.belong_to(stored.n)
         self._births.append(birth)
-        return Created(Outcome.CREATED, birth.run_id)
+        return Created(CreationOutcome.CREATED, birth.run_id)
 
     def _enter_update(self, update: Update) -> bool:
         stored = self._by_id.get(update.run_id)
@@ -137,8 +137,8 @@ class _Ledger:
         _INSERT_HISTORY.run(self._connection, [row for write in chain(births, updates) for row in write.history])
 
 
-def _again(birth: Birth, stored: _Stored, otherwise: Outcome) -> Created:
-    return Created(Outcome.SAME if stored.fingerprint == birth.fingerprint else otherwise, stored.run_id)
+def _again(birth: Birth, stored: _Stored, otherwise: CreationOutcome) -> Created:
+    return Created(CreationOutcome.SAME if stored.fingerprint == birth.fingerprint else otherwise, stored.run_id)
 
 
 def _without_repeats(updates: list[Update]) -> Iterator[list[Update]]:

@@ -1,37 +1,28 @@
 """Brokers, and each as a process in the simulation sees it: a real one, behind whatever goes wrong."""
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from enum import Enum, auto
 
 from oraculo.brokers.memory import MemoryBroker
-from oraculo.errors import BrokerUnavailable, MessageTooLarge
-from oraculo.ports.broker import (
-    Broker,
-    Capabilities,
-    Consumer,
-    DeadLetter,
-    Delivery,
-    Link,
-    NotTaken,
-    Outgoing,
-    QueueState,
-)
+from oraculo.errors import BrokerUnavailable, MessageTooLarge, QueueDown, QueueFull
+from oraculo.ports.broker import BrokerStatus, Capabilities, Consumer, Delivery, Outgoing, Receipt, publish_all
+from oraculo.ports.broker_admin import DeadLetter, FullBroker, QueueState
 from oraculo.ports.clock import Clock
-from oraculo.testing.simulation.hosts import Host
+from oraculo.testing.simulation.hosts import SimulatedHost
 from oraculo.testing.simulation.trouble import Trouble
 
 LEASE = 30.0
 ANSWER_TIMEOUT = 5.0  # seconds for an answer, as `ORACULO_BROKER_PUBLISH_TIMEOUT` has it
 
 
-class State(Enum):
+class ServerState(Enum):
     UP = auto()
     GONE = auto()  # nobody is connected, and nobody can be
     FROZEN = auto()  # it answers nobody, and what it was told it does later
 
 
-class Server:
+class SimulatedServer:
     """One broker. It keeps its messages while it is away. `tells_losses`: of its memory, to whoever is connected."""
 
     def __init__(self, name: str, clock: Clock, *, drops_repeats: bool, tells_losses: bool) -> None:
@@ -39,22 +30,22 @@ class Server:
         self.drops_repeats = drops_repeats
         self._tells_losses = tells_losses
         self.real = MemoryBroker(clock=clock, lease=LEASE)
-        self.state = State.UP
+        self.state = ServerState.UP
         self.losses = 0  # of its memory, that it tells of
         self._is_up = asyncio.Event()
         self._is_up.set()
         self._connections: dict[HostBroker, None] = {}
         self._taken: dict[str, Outgoing] = {}  # by their keys
 
-    async def leave(self, state: State) -> None:
+    async def leave(self, state: ServerState) -> None:
         self.state = state
         self._is_up.clear()
-        if state is State.GONE:
+        if state is ServerState.GONE:
             for connection in list(self._connections):
                 await connection.cut()
 
     def come_back(self) -> None:
-        self.state = State.UP
+        self.state = ServerState.UP
         self._is_up.set()
 
     async def lose_memory(self) -> None:
@@ -79,24 +70,24 @@ class Server:
 
     async def reached(self) -> None:
         """Raises BrokerUnavailable when it is away."""
-        if self.state is State.FROZEN:
+        if self.state is ServerState.FROZEN:
             try:
                 async with asyncio.timeout(ANSWER_TIMEOUT):
                     await self._is_up.wait()
             except TimeoutError:
                 raise BrokerUnavailable(f"{self.name} does not answer in the simulation") from None
-        if self.state is State.GONE:
+        if self.state is ServerState.GONE:
             raise BrokerUnavailable(f"{self.name} is away in the simulation")
 
     async def thawed(self) -> None:
-        if self.state is State.FROZEN:
+        if self.state is ServerState.FROZEN:
             await self._is_up.wait()
 
 
 class HostBroker:
     """One host's connection to a broker."""
 
-    def __init__(self, server: Server, host: Host, trouble: Trouble, *, durable: bool) -> None:
+    def __init__(self, server: SimulatedServer, host: SimulatedHost, trouble: Trouble, *, durable: bool) -> None:
         self.name = server.name
         self._server = server
         self._real = server.real
@@ -133,51 +124,54 @@ class HostBroker:
             self._goes_wrong()
             raise
 
-    def links(self) -> Sequence[Link]:
-        return [Link(self.name, None, self._server.losses - self._losses_before)]
+    def statuses(self) -> Sequence[BrokerStatus]:
+        return [BrokerStatus(self.name, None, self._server.losses - self._losses_before)]
 
-    def behind(self) -> Sequence[Broker]:
+    def behind(self) -> Sequence[FullBroker]:
         return [self]
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         trouble = self._trouble
         trouble.world.offered(self._host, self.name, messages)
         await self._reach_to_publish(messages)
         if trouble.happens("refuse"):
             self._goes_wrong()
             raise BrokerUnavailable("refused by the simulation")
-        self._refuse_too_large(messages)
+        receipts = dict[int, Receipt](self._too_large(messages))
+        messages_left = [message for place, message in enumerate(messages) if place not in receipts]
         if trouble.happens("hang"):
             self._goes_wrong(20.0)
             await trouble.hold_up(self._host, 20.0)
-            messages = messages[: trouble.choose(len(messages) + 1)]
-            await self._deliver(messages)
+            await self._deliver(messages_left[: trouble.choose(len(messages_left) + 1)])
             raise BrokerUnavailable("hung in the simulation")
         full = self._full(messages) if trouble.happens("not_taken") else ()
-        taken = [message for message in messages if message.queue not in full]
+        taken = [message for message in messages_left if message.queue not in full]
         await self._deliver(taken)
         trouble.step(self._host)
         trouble.world.confirmed(self._host, self.name, taken)
         if full:
             self._goes_wrong()
-            vias = [None if message.queue in full else self.name for message in messages]
-            left = [place for place, via in enumerate(vias) if via is None]
-            raise NotTaken("not taken in the simulation", vias, left if trouble.choose(2) else ())  # down, or just full
-        return [self.name] * len(messages)
+            refused = (QueueDown if trouble.choose(2) else QueueFull)("not taken in the simulation")
+            receipts |= {
+                place: Receipt(error=refused)
+                for place, message in enumerate(messages)
+                if message.queue in full and place not in receipts
+            }
+        return [receipts.get(place) or Receipt(self.name) for place in range(len(messages))]
 
-    def _refuse_too_large(self, messages: Sequence[Outgoing]) -> None:
-        for message in messages:
+    def _too_large(self, messages: Sequence[Outgoing]) -> Iterator[tuple[int, Receipt]]:
+        for place, message in enumerate(messages):
             if message.key is not None and self._trouble.happens("too_large"):  # commands alone have one
                 self._goes_wrong()
                 self._trouble.world.too_large(self.name, message)
-                raise MessageTooLarge("too large in the simulation", len(message.body), 0)
+                yield place, Receipt(error=MessageTooLarge("too large in the simulation", len(message.body), 0))
 
     async def _reach_to_publish(self, messages: Sequence[Outgoing]) -> None:
         """What was sent to a broker that does not answer may be taken all the same."""
         try:
             await self._reach()
         except BrokerUnavailable:
-            if self._server.state is State.FROZEN:
+            if self._server.state is ServerState.FROZEN:
                 await self._deliver(messages[: self._trouble.choose(len(messages) + 1)])
             raise
 
@@ -202,7 +196,7 @@ class HostBroker:
                 else:
                     now.append(message)
         if now:
-            await self._real.publish(now)
+            await publish_all(self._real, now)
 
     async def consume(self, queue: str, *, prefetch: int) -> "HostConsumer":
         await self._reach()
@@ -258,7 +252,7 @@ class HostBroker:
 
 
 class HostConsumer:
-    def __init__(self, real: Consumer, server: Server, host: Host, trouble: Trouble) -> None:
+    def __init__(self, real: Consumer, server: SimulatedServer, host: SimulatedHost, trouble: Trouble) -> None:
         self._real = real
         self._server = server
         self._host = host

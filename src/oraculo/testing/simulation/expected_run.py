@@ -48,7 +48,7 @@ class Defaults:
 
 
 @dataclass(frozen=True)
-class Step:
+class ExpectedStep:
     id: str
     queue: str
     depends_on: tuple[str, ...]
@@ -75,7 +75,7 @@ class Asked:
 
     run_id: str
     name: str | None
-    steps: tuple[Step, ...]
+    steps: tuple[ExpectedStep, ...]
     is_pipeline: bool
     timeout: float
     needed: int | None  # successes that end the run early
@@ -121,12 +121,12 @@ def read_asked(body: bytes, pipelines: Mapping[str, Mapping[str, Any]], defaults
     )
 
 
-def _destination(item: str | dict[str, msgspec.Raw], defaults: Defaults) -> Step:
+def _destination(item: str | dict[str, msgspec.Raw], defaults: Defaults) -> ExpectedStep:
     given: dict[str, Any]
     given = {"fila": item} if isinstance(item, str) else {key: msgspec.json.decode(raw) for key, raw in item.items()}
     queue = given.get("fila") or given["id"]
     own = None if isinstance(item, str) else item.get("payload")
-    return Step(
+    return ExpectedStep(
         id=given.get("id") or queue,
         queue=queue,
         depends_on=(),
@@ -140,11 +140,11 @@ def _destination(item: str | dict[str, msgspec.Raw], defaults: Defaults) -> Step
     )
 
 
-def _step(item: Mapping[str, Any], defaults: Defaults) -> Step:
+def _step(item: Mapping[str, Any], defaults: Defaults) -> ExpectedStep:
     kind = item.get("type") or item["queue"]
     before = item.get("dependsOn") or ()
     retry = item.get("retry") or {}
-    return Step(
+    return ExpectedStep(
         id=item.get("id") or kind,
         queue=item.get("queue") or JOB_QUEUES.get(kind, kind),
         depends_on=(before,) if isinstance(before, str) else tuple(dict.fromkeys(before)),
@@ -179,7 +179,7 @@ class _Message(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Answer:
+class ExpectedAnswer:
     """A worker's answer as it was written. Two that are equal are one message that came twice."""
 
     run_id: str
@@ -191,7 +191,7 @@ class Answer:
     may_retry: bool
 
 
-def read_answer(body: bytes) -> Answer | None:
+def read_answer(body: bytes) -> ExpectedAnswer | None:
     """None when it is no answer, or names no task. The workers of a simulation always name theirs."""
     try:
         message = msgspec.json.decode(body, type=_Message)
@@ -205,7 +205,7 @@ def read_answer(body: bytes) -> Answer | None:
         return None
     status, errors = payload.get("status"), payload.get("erros")
     failed = status.lower() in FAILURE_WORDS if isinstance(status, str) else status is None and bool(errors)
-    return Answer(
+    return ExpectedAnswer(
         run_id=message.correlation_id,
         task=task,
         attempt=message.tentativa,
@@ -229,7 +229,7 @@ class Command:
 
 @dataclass(eq=False)
 class ExpectedTask:
-    step: Step
+    step: ExpectedStep
     allowed: int  # attempts, before a failure is final
     status: str = "pendente"
     attempts: int = 0
@@ -239,7 +239,7 @@ class ExpectedTask:
     retry_at: float | None = None  # which of them was chosen, once that is known
     results: frozenset[bytes] = frozenset()  # payloads, one of which is the result
     ended_by: str = ""  # "answer", "size", "own deadline", "run deadline", "dependency", "quorum" or "request"
-    counted: Answer | None = None  # the failure that was counted last
+    counted: ExpectedAnswer | None = None  # the failure that was counted last
     reason: str = ""  # a part of what is told as the reason
     has_letter: bool = False
     ended_at: float | None = None
@@ -298,7 +298,7 @@ class ExpectedRun:
 
     # -- what a worker's answer does ----------------------------------------------------------------------------
 
-    def verdict(self, answer: Answer, *, redelivered: bool) -> str:
+    def verdict(self, answer: ExpectedAnswer, *, redelivered: bool) -> str:
         """Return what an answer does now, in the history's word for it; a failure: `falha`."""
         task = self.tasks[answer.task]
         if not task.attempts:
@@ -331,7 +331,7 @@ class ExpectedRun:
         if not was_open:
             self._end(self.ended_at)
 
-    def attempt_failed(self, task: ExpectedTask, answer: Answer, now: float) -> None:
+    def attempt_failed(self, task: ExpectedTask, answer: ExpectedAnswer, now: float) -> None:
         """Another attempt follows, or the deadline has passed already."""
         task.counted, task.reason = answer, answer.reason or ""
         if self.deadline_of(task) <= now:
@@ -342,7 +342,7 @@ class ExpectedRun:
             task.status, task.retry_between, task.retry_at = "pendente", (now, now + pause), None
         self._follow(now)
 
-    def fail(self, task: ExpectedTask, answer: Answer, now: float) -> None:
+    def fail(self, task: ExpectedTask, answer: ExpectedAnswer, now: float) -> None:
         task.counted, task.has_letter = answer, True
         self._close(task, "erro", "answer", now, answer.reason or "")
         self._follow(now)
@@ -351,7 +351,7 @@ class ExpectedRun:
         self._close(task, "erro", "size", now, "too large")
         self._follow(now)
 
-    def why_final(self, task: ExpectedTask, answer: Answer, now: float) -> str | None:
+    def why_final(self, task: ExpectedTask, answer: ExpectedAnswer, now: float) -> str | None:
         """Why a failure now is the task's end; None when another attempt must follow. Where only chance says whether
         there is time for another, both are right: then this says so, and `must_be_final` is false."""
         if self.must_be_final(task, answer, now):
@@ -359,7 +359,7 @@ class ExpectedRun:
         latest = now + task.step.longest_pause(task.attempts)
         return "there may be no time left" if latest >= self.deadline_of(task) else None
 
-    def must_be_final(self, task: ExpectedTask, answer: Answer, now: float) -> bool:
+    def must_be_final(self, task: ExpectedTask, answer: ExpectedAnswer, now: float) -> bool:
         """A worker whose clock is ahead refuses what has time enough: that is tried again whatever it says."""
         is_mistaken = answer.reason == TOO_LATE_TO_BEGIN and self.deadline_of(task) - now >= 1.0
         return task.attempts >= task.allowed or not (answer.may_retry or is_mistaken)

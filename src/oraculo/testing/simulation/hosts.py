@@ -5,10 +5,10 @@ from collections.abc import Coroutine
 from contextvars import ContextVar, copy_context
 from typing import Any
 
-OWNER: ContextVar["Host | None"] = ContextVar("owner", default=None)
+OWNER: ContextVar["SimulatedHost | None"] = ContextVar("owner", default=None)
 
 
-class Host:
+class SimulatedHost:
     """One process. Every task that is started inside it is its own, and dies with it."""
 
     def __init__(self, name: str) -> None:

@@ -12,9 +12,10 @@ from oraculo.core.history import Happened, HistoryEntry
 from oraculo.core.run import Cause, DeliveryStatus, Run, Task, TaskStatus
 from oraculo.errors import InvalidInput
 from oraculo.pipeline.definition import OnLate
-from oraculo.ports.broker import DeadLetter, Delivery, Outgoing, QueueState
+from oraculo.ports.broker import Delivery, Outgoing
+from oraculo.ports.broker_admin import DeadLetter, QueueState
 from oraculo.testing.checkers import check_history, check_state
-from oraculo.testing.simulation.brokers import State
+from oraculo.testing.simulation.brokers import ServerState
 from oraculo.wire import naming
 from oraculo.wire.message import Message, decode_message
 
@@ -208,7 +209,7 @@ class SentAgainWhenLost(Law):
                     yield run, task
 
     def _is_lost(self, key: "_Key", task: Task) -> bool:
-        is_away = any(server.name == task.via and server.state is not State.UP for server in self.world.servers)
+        is_away = any(server.name == task.via and server.state is not ServerState.UP for server in self.world.servers)
         return is_away or key in self._forgotten
 
 

@@ -24,10 +24,10 @@ from oraculo.testing.simulation.documents import (
     tasks_fault,
 )
 from oraculo.testing.simulation.expected_run import (
-    Answer,
     Asked,
     Defaults,
     ExpectedAggregate,
+    ExpectedAnswer,
     ExpectedRun,
     ExpectedTask,
     collector_parameters,
@@ -65,7 +65,7 @@ class Stretch(NamedTuple):
 class _Taken:
     """An answer that an engine took from the broker."""
 
-    answer: Answer
+    answer: ExpectedAnswer
     host: str
     consumer: object
     at: float

@@ -11,7 +11,7 @@ import msgspec
 from oraculo.core.run import Cause, Run, RunStatus, TaskStatus
 from oraculo.pipeline.definition import Definition, pipeline_document
 from oraculo.testing.simulation.faults import Faults
-from oraculo.testing.simulation.running import Outcome, run_seed
+from oraculo.testing.simulation.running import SeedOutcome, run_seed
 from oraculo.testing.simulation.scenario import Action, Scenario, StandIn
 from oraculo.testing.simulation.world import Attempt
 
@@ -119,7 +119,7 @@ def longest_path(definition: Definition, stand_ins: Mapping[str, StandIn], usual
     return path, seconds
 
 
-def _deadlines(definition: Definition, outcomes: list[Outcome]) -> list[Deadline]:
+def _deadlines(definition: Definition, outcomes: list[SeedOutcome]) -> list[Deadline]:
     found = [_of_the_run(definition.timeout, outcomes)]
     for number, step in enumerate(definition.steps):
         if step.timeout is not None:
@@ -127,7 +127,7 @@ def _deadlines(definition: Definition, outcomes: list[Outcome]) -> list[Deadline
     return found
 
 
-def _of_the_run(seconds: float, outcomes: list[Outcome]) -> Deadline:
+def _of_the_run(seconds: float, outcomes: list[SeedOutcome]) -> Deadline:
     cut = [_cut(outcome, Cause.RUN_DEADLINE) for outcome in outcomes]
     took = [
         _lasted(run)
@@ -138,7 +138,7 @@ def _of_the_run(seconds: float, outcomes: list[Outcome]) -> Deadline:
     return _deadline("the run", seconds, took, cut, outcomes)
 
 
-def _of_a_step(number: int, name: str, seconds: float, outcomes: list[Outcome]) -> Deadline:
+def _of_a_step(number: int, name: str, seconds: float, outcomes: list[SeedOutcome]) -> Deadline:
     cut = [{one for one in _cut(outcome, Cause.TASK_DEADLINE) if one.step == name} for outcome in outcomes]
     tasks = [run.tasks[number] for outcome in outcomes for run in outcome.runs.values()]
     took = [
@@ -149,7 +149,7 @@ def _of_a_step(number: int, name: str, seconds: float, outcomes: list[Outcome]) 
     return _deadline(f"step {name}", seconds, took, cut, outcomes)
 
 
-def _cut(outcome: Outcome, cause: Cause) -> set[Attempt]:
+def _cut(outcome: SeedOutcome, cause: Cause) -> set[Attempt]:
     """The attempts that were waited for when the deadline came."""
     return {
         Attempt(run.id, run.plan.steps[task.number].id, task.attempt)
@@ -159,13 +159,15 @@ def _cut(outcome: Outcome, cause: Cause) -> set[Attempt]:
     }
 
 
-def _deadline(of: str, seconds: float, took: list[float], cut: list[set[Attempt]], outcomes: list[Outcome]) -> Deadline:
+def _deadline(
+    of: str, seconds: float, took: list[float], cut: list[set[Attempt]], outcomes: list[SeedOutcome]
+) -> Deadline:
     in_vain = sum(_was_in_vain(attempts, outcome) for attempts, outcome in zip(cut, outcomes, strict=True))
     p95 = _percentile(sorted(took), 95) if took else None
     return Deadline(of, seconds, p95, sum(map(bool, cut)), in_vain)
 
 
-def _was_in_vain(cut: set[Attempt], outcome: Outcome) -> bool:
+def _was_in_vain(cut: set[Attempt], outcome: SeedOutcome) -> bool:
     """Whether all that had been sent and was waited for was lost: what has not begun waits for that."""
     sent = {one for one in cut if one.number}
     return bool(sent) and sent <= outcome.lost
@@ -181,6 +183,6 @@ def _percentile(values: list[float], percent: int) -> float:
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-def _told(outcome: Outcome) -> str:
+def _told(outcome: SeedOutcome) -> str:
     violation = outcome.violations[0]
     return f"law {violation.law} ({violation.says}): {violation.how}"

@@ -10,8 +10,8 @@ import msgspec
 from oraculo.core.run import Run
 from oraculo.errors import Conflict, InvalidInput, OraculoError
 from oraculo.pipeline.definition import encode_definition, parse_pipeline
-from oraculo.ports.broker import Outgoing
-from oraculo.testing.simulation.brokers import Server
+from oraculo.ports.broker import Outgoing, publish_all
+from oraculo.testing.simulation.brokers import SimulatedServer
 from oraculo.testing.simulation.faults import Faults
 from oraculo.testing.simulation.hosts import own_tasks
 from oraculo.testing.simulation.scenario import Action, Scenario, full_scenario
@@ -22,7 +22,7 @@ CLIENT_PATIENCE = 40.0
 _AFTERMATH = 0.05  # seconds after a violation: what else it breaks at once is told, too
 
 
-class Outcome(msgspec.Struct):
+class SeedOutcome(msgspec.Struct):
     seed: int
     scenario: Scenario
     faults: Faults
@@ -40,7 +40,7 @@ class Outcome(msgspec.Struct):
 
 def run_seed(
     seed: int, faults: Faults | None = None, scenario: Scenario | None = None, *, by_laws_alone: bool = False
-) -> Outcome:
+) -> SeedOutcome:
     """Simulates one seed from its first moment to its rest, and returns what the laws and the oracle found."""
     scenario = scenario or full_scenario(seed)
     faults = Faults.usual() if faults is None else faults
@@ -53,7 +53,7 @@ def run_seed(
             loop.run_until_complete(_play(world))
         except Stuck as error:
             world.violations.append(Violation(2, "every run ends", f"the simulation is stuck: {error}", loop.time()))
-        return Outcome(
+        return SeedOutcome(
             seed=seed,
             scenario=scenario,
             faults=faults,
@@ -157,16 +157,16 @@ async def _submit(world: World, action: Action) -> None:
 async def _enqueue(world: World, action: Action) -> None:
     server = await _reachable(world)
     world.asked(bytes(msgspec.json.decode(action.body, type=_Envelope).payload), None, server)
-    await server.real.publish([Outgoing("orquestrador", action.body)])
+    await publish_all(server.real, [Outgoing("orquestrador", action.body)])
 
 
 async def _garbage(world: World, action: Action) -> None:
     server = await _reachable(world)
     world.garbage.append(Garbage(server.name, action.queue, action.body))
-    await server.real.publish([Outgoing(action.queue, action.body)])
+    await publish_all(server.real, [Outgoing(action.queue, action.body)])
 
 
-async def _reachable(world: World) -> Server:
+async def _reachable(world: World) -> SimulatedServer:
     while True:
         if (server := world.some_server()) is not None:
             return server

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from oraculo.testing.simulation.faults import Faults
-from oraculo.testing.simulation.running import Outcome, run_seed
+from oraculo.testing.simulation.running import SeedOutcome, run_seed
 from oraculo.testing.simulation.scenario import Scenario
 
-Run = Callable[[int, Faults, Scenario], Outcome]
+Run = Callable[[int, Faults, Scenario], SeedOutcome]
 
 
-def shrink(outcome: Outcome, run: Run = run_seed, tries: int = 200) -> Outcome:
+def shrink(outcome: SeedOutcome, run: Run = run_seed, tries: int = 200) -> SeedOutcome:
     """The smallest outcome found that breaks the same law with the same seed. Spends at most `tries` runs."""
     law = outcome.violations[0].law
     best = outcome
@@ -26,7 +26,7 @@ def shrink(outcome: Outcome, run: Run = run_seed, tries: int = 200) -> Outcome:
     return best
 
 
-def _smaller(outcome: Outcome) -> Iterator[tuple[Faults, Scenario]]:
+def _smaller(outcome: SeedOutcome) -> Iterator[tuple[Faults, Scenario]]:
     """One thing less: first whole kinds of fault, then halves of the actions, then single ones, then processes."""
     faults, scenario = outcome.faults, outcome.scenario
     for kind in faults.kinds():
@@ -58,7 +58,7 @@ def _brokers(scenario: Scenario) -> str:
     return f"brokers: {scenario.brokers}, their messages {kept} when an engine dies{repeats}{losses}"
 
 
-def story(outcome: Outcome) -> str:
+def story(outcome: SeedOutcome) -> str:
     """What a person needs to see: the law, the seed, what was asked, what went wrong, what happened."""
     violation = outcome.violations[0]
     faults = ", ".join(f"{kind}={getattr(outcome.faults, kind):g}" for kind in outcome.faults.kinds()) or "none"

@@ -6,9 +6,10 @@ from typing import Any
 from oraculo.core.history import HistoryEntry
 from oraculo.core.run import Changes, RunHead, RunStatus, Task
 from oraculo.errors import StoreUnavailable
-from oraculo.ports.store import Committed, Creation, Due, Page, RunQuery, Snapshot, Unsent
+from oraculo.ports.browse import Page, RunQuery
+from oraculo.ports.store import Committed, Creation, Due, Snapshot, Unsent
 from oraculo.stores.sqlite import SqliteStore
-from oraculo.testing.simulation.hosts import Host
+from oraculo.testing.simulation.hosts import SimulatedHost
 from oraculo.testing.simulation.trouble import Trouble
 
 
@@ -17,7 +18,7 @@ class HostStore:
 
     name = "simulated"
 
-    def __init__(self, disk: SqliteStore, host: Host, trouble: Trouble) -> None:
+    def __init__(self, disk: SqliteStore, host: SimulatedHost, trouble: Trouble) -> None:
         self._disk = disk
         self._host = host
         self._trouble = trouble

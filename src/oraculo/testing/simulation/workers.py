@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from oraculo.errors import BrokerError, InvalidInput
-from oraculo.ports.broker import Broker, Outgoing
+from oraculo.ports.broker import Broker, Outgoing, publish_all
 from oraculo.testing.simulation.scenario import Scenario
 from oraculo.testing.simulation.worker_oracle import Identity
 from oraculo.wire import naming
@@ -62,7 +62,7 @@ async def plain_worker(queue: str, broker: Broker, server: str, world: Factory) 
             while deliveries := await consumer.take(5):
                 for delivery in deliveries:
                     await asyncio.sleep(world.dice.expovariate(1 / world.scenario.latency))
-                    await broker.publish([Outgoing(naming.ANSWERS, _plain_answer(delivery.body, server, world))])
+                    await publish_all(broker, [Outgoing(naming.ANSWERS, _plain_answer(delivery.body, server, world))])
                     await consumer.ack([delivery])
         except (BrokerError, InvalidInput):
             await asyncio.sleep(0.5)

@@ -21,15 +21,16 @@ from oraculo.engine.decide.cache import Plans
 from oraculo.engine.operations import Operations
 from oraculo.engine.service import Engine
 from oraculo.errors import InvalidInput, OraculoError
-from oraculo.ports.broker import Broker, DeadLetter, Delivery, Outgoing, QueueState
-from oraculo.ports.store import Committed, Creation, Outcome
+from oraculo.ports.broker import Delivery, Outgoing, publish_all
+from oraculo.ports.broker_admin import DeadLetter, FullBroker, QueueState
+from oraculo.ports.store import Committed, Creation, CreationOutcome
 from oraculo.ports.telemetry import Silent
 from oraculo.settings import EngineSettings, QueueSettings, Settings, WebhookSettings, WorkerSettings
 from oraculo.stores.sqlite import MEMORY, SqliteStore
-from oraculo.testing.simulation.brokers import HostBroker, Server, State
+from oraculo.testing.simulation.brokers import HostBroker, ServerState, SimulatedServer
 from oraculo.testing.simulation.expected_run import Defaults
 from oraculo.testing.simulation.faults import Faults
-from oraculo.testing.simulation.hosts import OWNER, Host
+from oraculo.testing.simulation.hosts import OWNER, SimulatedHost
 from oraculo.testing.simulation.laws import LAWS, Law
 from oraculo.testing.simulation.oracle import Claim, Oracle
 from oraculo.testing.simulation.routes import Routes
@@ -93,7 +94,7 @@ class World:
         self.trouble = Trouble(faults, random.Random(f"trouble {seed}"), self)
         self.disk = SqliteStore(MEMORY, inline=True)
         self.servers = [
-            Server(name, self.clock, drops_repeats=scenario.drops_repeats, tells_losses=scenario.tells_losses)
+            SimulatedServer(name, self.clock, drops_repeats=scenario.drops_repeats, tells_losses=scenario.tells_losses)
             for name in _server_names(scenario.brokers)
         ]
         self.violations: list[Violation] = []
@@ -124,9 +125,9 @@ class World:
             self._judged,
         )
         self._may_lack_letters = False  # some were lost, or discarded
-        self._hosts: dict[str, tuple[Host, Engine | Worker | None, list[HostBroker]]] = {}
+        self._hosts: dict[str, tuple[SimulatedHost, Engine | Worker | None, list[HostBroker]]] = {}
         self._keeping: set[asyncio.Task[object]] = set()
-        self.lost_for_good: list[Server] = []
+        self.lost_for_good: list[SimulatedServer] = []
 
     # -- processes --------------------------------------------------------------------------------------------
 
@@ -141,9 +142,9 @@ class World:
         self._boot("plain")
 
     def _boot(self, name: str) -> None:
-        host = Host(name)
+        host = SimulatedHost(name)
         connections = [HostBroker(server, host, self.trouble, durable=self.scenario.durable) for server in self.servers]
-        broker: Broker = connections[0] if len(connections) == 1 else FailoverBroker(connections)
+        broker: FullBroker = connections[0] if len(connections) == 1 else FailoverBroker(connections)
         service: Engine | Worker | None = None
         if name.startswith("engine"):
             service = self._engine(host, broker)
@@ -159,7 +160,7 @@ class World:
         self._hosts[name] = (host, service, connections)
         self.tell(f"{name} starts")
 
-    def _engine(self, host: Host, broker: Broker) -> Engine:
+    def _engine(self, host: SimulatedHost, broker: FullBroker) -> Engine:
         return Engine(
             SETTINGS,
             broker,
@@ -170,7 +171,7 @@ class World:
             post=lambda url, body, headers: self._post(host, body),
         )
 
-    async def _start_engine(self, engine: Engine, host: Host) -> None:
+    async def _start_engine(self, engine: Engine, host: SimulatedHost) -> None:
         """As a supervisor would: a start that fails is a process that ends, and is started again."""
         try:
             await engine.start()
@@ -178,7 +179,7 @@ class World:
             self.tell(f"{host.name} cannot start: {error}")
             self.crash(host)
 
-    def crash(self, host: Host) -> None:
+    def crash(self, host: SimulatedHost) -> None:
         if not host.alive:
             return
         self.tell(f"{host.name} dies")
@@ -252,12 +253,12 @@ class World:
         self.undisturbed_since = self.loop.time()
 
     async def committed(
-        self, host: Host, creations: Sequence[Creation], changes: Sequence[Changes], committed: Committed
+        self, host: SimulatedHost, creations: Sequence[Creation], changes: Sequence[Changes], committed: Committed
     ) -> None:
         created = [
             one.changes
             for one, outcome in zip(creations, committed.created, strict=True)
-            if outcome.outcome is Outcome.CREATED
+            if outcome.outcome is CreationOutcome.CREATED
         ]
         written = [*created, *(one for one in changes if one.run.id not in committed.conflicts)]
         snapshots = await self.disk.load([one.run.id for one in written])
@@ -280,7 +281,7 @@ class World:
         """Something was written without a commit of runs."""
         self.runs = await self._stored()
 
-    def published(self, host: Host, server: str, message: Outgoing) -> None:
+    def published(self, host: SimulatedHost, server: str, message: Outgoing) -> None:
         self._note_failure(message)
         self._note_sent_again(message)
         for law in self._laws:
@@ -292,12 +293,12 @@ class World:
         elif message.queue not in (naming.ANSWERS, naming.REQUESTS):
             self._oracle.command_sent(message.queue, message.body, message.priority, message.reason)
 
-    def offered(self, host: Host, server: str, messages: Sequence[Outgoing]) -> None:
+    def offered(self, host: SimulatedHost, server: str, messages: Sequence[Outgoing]) -> None:
         """A process chose this broker for them, whatever comes of it."""
         for message in messages:
             self._check_route(host, server, message)
 
-    def _check_route(self, host: Host, server: str, message: Outgoing) -> None:
+    def _check_route(self, host: SimulatedHost, server: str, message: Outgoing) -> None:
         """Plain workers know of one broker alone; a mark is for the broker that it is left on."""
         if host.name != "plain" and message.queue != naming.MEMORY and len(self.servers) > 1:
             if message.is_reply:
@@ -333,7 +334,7 @@ class World:
         for law in self._laws:
             law.delivered(reply.correlation_id, "fila", bytes(reply.payload))
 
-    async def _post(self, host: Host, body: bytes) -> int:
+    async def _post(self, host: SimulatedHost, body: bytes) -> int:
         self.trouble.step(host)
         if self.trouble.happens("refuse"):
             return 503
@@ -344,12 +345,12 @@ class World:
         self.trouble.step(host)
         return 200
 
-    def confirmed(self, host: Host, server: str, messages: Sequence[Outgoing]) -> None:
+    def confirmed(self, host: SimulatedHost, server: str, messages: Sequence[Outgoing]) -> None:
         if not host.name.startswith("engine"):
             for message in messages:
                 self._worker_oracle.confirmed(_life(host, server), message.body)
 
-    def took(self, host: Host, server: str, consumer: object, deliveries: Sequence[Delivery]) -> None:
+    def took(self, host: SimulatedHost, server: str, consumer: object, deliveries: Sequence[Delivery]) -> None:
         moment = self.loop.time()
         for one in deliveries:
             if host.name.startswith("engine"):
@@ -357,7 +358,7 @@ class World:
             else:
                 self._worker_oracle.took(_life(host, server), server, one.body, moment)
 
-    def acked(self, host: Host, server: str, delivery: Delivery) -> None:
+    def acked(self, host: SimulatedHost, server: str, delivery: Delivery) -> None:
         for law in self._laws:
             law.acked(delivery)
         if host.name.startswith("engine"):
@@ -379,19 +380,19 @@ class World:
     def released(self, consumer: object) -> None:
         self._oracle.released(consumer)
 
-    def went_wrong(self, host: Host, server: str, for_seconds: float) -> None:
+    def went_wrong(self, host: SimulatedHost, server: str, for_seconds: float) -> None:
         self._routes.is_troubled(host, server, self.loop.time() + for_seconds)
 
-    def commit_was_lost(self, host: Host) -> None:
+    def commit_was_lost(self, host: SimulatedHost) -> None:
         self._oracle.commit_was_lost(host.name)
 
     def stalled(self) -> None:
         self._timeline.stalled(self.loop.time(), self.loop.time())
 
-    def was_busy(self, host: Host, since: float, until: float) -> None:
+    def was_busy(self, host: SimulatedHost, since: float, until: float) -> None:
         self._timeline.was_busy(host.name, since, until)
 
-    def asked(self, body: bytes, key: str | None, server: Server | None = None) -> None:
+    def asked(self, body: bytes, key: str | None, server: SimulatedServer | None = None) -> None:
         """`server`: the broker that takes the request, where it does not come by HTTP."""
         run_id = self._oracle.asked(body, key, self.loop.time())
         self._asked_by[run_id] |= set() if server is None else {server.name}
@@ -449,16 +450,16 @@ class World:
             self.lost.add(Attempt(run.id, run.plan.steps[number].id, message.tentativa))
 
     def deliver_later(self, broker: MemoryBroker, message: Outgoing, delay: float) -> None:
-        self.loop.call_later(delay, lambda: self._keep(broker.publish([message])))
+        self.loop.call_later(delay, lambda: self._keep(publish_all(broker, [message])))
 
     # -- brokers ----------------------------------------------------------------------------------------------
 
-    def some_server(self) -> Server | None:
+    def some_server(self) -> SimulatedServer | None:
         """One that a client may use now."""
-        up = [server for server in self.servers if server.state is State.UP]
+        up = [server for server in self.servers if server.state is ServerState.UP]
         return self.dice.choice(up) if len(up) > 1 else next(iter(up), None)
 
-    async def _lose_memory(self, server: Server) -> None:
+    async def _lose_memory(self, server: SimulatedServer) -> None:
         self.tell(f"{server.name} loses its memory")
         self._routes.changes(server.name, self.loop.time())
         self._disturbed()
@@ -468,17 +469,17 @@ class World:
         for law in self._laws:
             law.forgot(server.name)
 
-    async def _leave(self, server: Server) -> None:
-        state = State.FROZEN if self.trouble.choose(3) == 0 else State.GONE
+    async def _leave(self, server: SimulatedServer) -> None:
+        state = ServerState.FROZEN if self.trouble.choose(3) == 0 else ServerState.GONE
         self.tell(f"{server.name} is {state.name.lower()}")
         self._disturbed()
         self._routes.leaves(server.name)
         await server.leave(state)
         self._keep(self._return(server, self.trouble.up_to(AWAY_WITHIN)))
 
-    async def _return(self, server: Server, after: float) -> None:
+    async def _return(self, server: SimulatedServer, after: float) -> None:
         await asyncio.sleep(after)
-        if server not in self.lost_for_good and server.state is not State.UP:
+        if server not in self.lost_for_good and server.state is not ServerState.UP:
             self.tell(f"{server.name} is back")
             self._disturbed()
             self._routes.comes_back(server.name, self.loop.time())
@@ -487,8 +488,10 @@ class World:
     @property
     def is_served(self) -> bool:
         """Whether work can go on: some broker is there, and nobody was just made to wait for another."""
-        frozen = [server for server in self.servers if server.state is State.FROZEN]
-        return any(server.state is State.UP for server in self.servers) and not set(frozen) - set(self.lost_for_good)
+        frozen = [server for server in self.servers if server.state is ServerState.FROZEN]
+        return any(server.state is ServerState.UP for server in self.servers) and not set(frozen) - set(
+            self.lost_for_good
+        )
 
     # -- time passes ------------------------------------------------------------------------------------------
 
@@ -499,7 +502,7 @@ class World:
             for server in self.servers:
                 if self.trouble.happens("lose_memory"):
                     await self._lose_memory(server)
-                if server.state is State.UP and self.trouble.happens("away"):
+                if server.state is ServerState.UP and self.trouble.happens("away"):
                     await self._leave(server)
             if self.trouble.happens("clock_jump"):
                 self.clock.skew += self.trouble.up_to(40.0) - 20.0
@@ -534,7 +537,7 @@ class World:
             others = [one for one in self.servers if one is not server and one not in self.lost_for_good]
             if others and self.trouble.faults.away and self.dice.random() < LOST_FOR_GOOD:
                 self.lost_for_good.append(server)
-                state = self.dice.choice((State.GONE, State.FROZEN))
+                state = self.dice.choice((ServerState.GONE, ServerState.FROZEN))
                 self.tell(f"{server.name} is {state.name.lower()} for good")
                 self._routes.leaves(server.name)
                 await server.leave(state)
@@ -599,7 +602,7 @@ def _server_names(count: int) -> list[str]:
     return ["simulated"] if count == 1 else [f"simulated-{number}" for number in range(1, count + 1)]
 
 
-def _life(host: Host, server: str) -> object:
+def _life(host: SimulatedHost, server: str) -> object:
     """A worker without the SDK is one for each broker."""
     return host if host.name.startswith("worker") else (host, server)
 

@@ -7,8 +7,9 @@ from typing import TypeVar
 import structlog
 
 from oraculo.core.unread_queues import UnreadQueues
-from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Broker, Link, NotTaken
+from oraculo.errors import BrokerError, BrokerUnavailable, QueueUnavailable
+from oraculo.ports.broker import BrokerStatus
+from oraculo.ports.broker_admin import FullBroker
 
 T = TypeVar("T")
 
@@ -17,10 +18,10 @@ WORKS_AGAIN = "works again"  # what is told of one that was away when a call fai
 _log = structlog.get_logger("oraculo.brokers.failover")
 
 
-class Branch:
+class Member:
     """One of the brokers, and whether it is to be used now."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: FullBroker) -> None:
         self.broker = broker
         self.name = broker.name
         self.trouble: str | None = "not connected yet"
@@ -40,11 +41,11 @@ class Branch:
         self.trouble = None
         self.usable.set()
 
-    def link(self) -> Link:
-        [seen] = self.broker.links()
+    def link(self) -> BrokerStatus:
+        [seen] = self.broker.statuses()
         unread = self._unread.told(_now())
         deaf = tuple(dict.fromkeys((*seen.deaf, *unread))) if self.is_up else ()
-        return Link(self.name, self.trouble, seen.losses, deaf, seen.stuck, tuple(unread.items()), seen.paused)
+        return BrokerStatus(self.name, self.trouble, seen.losses, deaf, seen.stuck, tuple(unread.items()), seen.paused)
 
     @property
     def is_deaf(self) -> bool:
@@ -72,7 +73,7 @@ class Branch:
         """A call that fails because the broker cannot be reached takes it out of use."""
         try:
             return await call
-        except NotTaken:  # by a broker that works
+        except QueueUnavailable:  # the broker itself works
             raise
         except BrokerUnavailable as error:
             self.fail(error)
