@@ -15,7 +15,8 @@ from oraculo.api.server.bounds import Bounds
 from oraculo.settings import ApiSettings
 from tests.api.live import LiveService, live
 from tests.api.service import SETTINGS
-from tests.cli.processes import ORACULO, environment, until
+from tests.cli.processes import environment, until
+from tests.servers.prepared import ORACULO
 
 CLIENT = "203.0.113.9"
 KEY = "chave-de-teste-0123456789"

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +14,8 @@ from typing import IO, Any, TypeVar
 from typer.testing import CliRunner
 
 from oraculo.cli.app import app
+from tests.servers.prepared import Oraculo
 
-# As the console script does it: `-P` keeps the current folder out of the path.
-ORACULO = [sys.executable, "-P", "-c", "from oraculo.cli import main; main()"]
 _ADDRESS = re.compile(r"ORÁCULO \S+ at (http://\S+)")
 
 T = TypeVar("T")
@@ -32,16 +30,14 @@ def environment(**extra: str) -> dict[str, str]:
 def run(
     *args: str, cwd: Path, env: Mapping[str, str] | None = None, stdout: IO[str] | int = subprocess.PIPE
 ) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [*ORACULO, *args],
-        cwd=cwd,
-        env=environment(**(env or {})),
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    given = environment(**(env or {}))
+    with Oraculo(args, cwd=cwd, env=given, stdout=stdout, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            written, errors = process.communicate(timeout=60)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(args, process.returncode, written, errors)
 
 
 def until(ask: Callable[[], T | None], *, within: float = 30.0, saying: str) -> T:
@@ -61,11 +57,12 @@ class Process:
         cwd: Path,
         env: Mapping[str, str] | None = None,
         port: int = 0,
-        program: Sequence[str] = ORACULO,
+        program: Sequence[str] = (),
     ) -> None:
+        """`program`: another one than `oraculo`."""
         self.lines: list[str] = []
         self.errors: list[str] = []
-        self._popen = subprocess.Popen(
+        self._popen = (subprocess.Popen if program else Oraculo)(
             [*program, *args, "--port", str(port)],
             cwd=cwd,
             env=environment(**(env or {})),

@@ -6,12 +6,12 @@ import pty
 import re
 import signal
 import struct
-import subprocess
 import termios
 import threading
 from pathlib import Path
 
-from tests.cli.processes import ORACULO, environment, until
+from tests.cli.processes import environment, until
+from tests.servers.prepared import Oraculo
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]")
 COLUMNS = 80
@@ -24,8 +24,8 @@ class Terminal:
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, COLUMNS, 0, 0))
         self._shown = ""
-        self._popen = subprocess.Popen(
-            [*ORACULO, *args],
+        self._popen = Oraculo(
+            args,
             cwd=cwd,
             env=environment(ORACULO_URL=url, TERM="xterm", TZ="UTC"),
             stdin=theirs,

@@ -20,10 +20,11 @@ from oraculo.ports.clock import SystemClock
 from oraculo.settings import Settings
 from oraculo.testing.worker_cases import CASE_NAMES, CaseReport, CaseState, CaseVerdict
 from tests.brokers.nats_stage import plain_client
-from tests.cli.processes import ORACULO, environment, run
+from tests.cli.processes import environment, run
 from tests.cli.worker_check_stage import QUEUE, play
 from tests.end_to_end.stage import settings_for
 from tests.servers.fleet import ONE_BROKER, Fleet
+from tests.servers.prepared import Oraculo
 from tests.waiting import until
 
 # -- workers with the SDK --------------------------------------------------------------------------------------------
@@ -51,8 +52,8 @@ def test_a_worker_with_the_sdk_passes(broker: str, fleet: Fleet, tmp_path: Path)
     (tmp_path / "pedido.json").write_text('{"produto": "café"}', "utf-8")
     env = {"ORACULO_BROKER_URL": fleet.url(broker), "ORACULO_PREFIX": f"t{uuid.uuid4().hex[:10]}."}
     with (tmp_path / "worker.log").open("wb") as log:
-        command = [*ORACULO, "worker", "meu_verificado:app"]
-        worker = subprocess.Popen(command, cwd=tmp_path, env=environment(**env), stdout=log, stderr=log)
+        command = ["worker", "meu_verificado:app"]
+        worker = Oraculo(command, cwd=tmp_path, env=environment(**env), stdout=log, stderr=log)
     try:
         done = run("check-worker", "--queue", QUEUE, "--payload", "@pedido.json", cwd=tmp_path, env=env)
     finally:

@@ -4,7 +4,6 @@ import json
 import os
 import pty
 import resource
-import shlex
 import signal
 import socket
 import subprocess
@@ -19,7 +18,8 @@ import pytest
 
 from oraculo.samples.requests import SAMPLE_REQUESTS
 from tests.cli.conftest import QUICK
-from tests.cli.processes import ORACULO, Cli, Process, environment, run, until
+from tests.cli.processes import Cli, Process, environment, run, until
+from tests.servers.prepared import ORACULO, Oraculo
 
 Start = Callable[..., Process]
 
@@ -101,8 +101,8 @@ def test_what_was_done_and_what_was_not_is_there_after_a_restart(start: Start) -
 @contextmanager
 def watching(run_id: str, url: str) -> "Iterator[subprocess.Popen[str]]":
     """`oraculo runs watch` as a process, once it has told its first line."""
-    watcher = subprocess.Popen(
-        [*ORACULO, "runs", "watch", run_id, "--url", url],
+    watcher = Oraculo(
+        ["runs", "watch", run_id, "--url", url],
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -143,9 +143,7 @@ def test_a_watcher_sits_out_a_restart(start: Start) -> None:
 def submitting(url: str, wait: int) -> "Iterator[tuple[subprocess.Popen[str], str]]":
     """`oraculo submit --wait` as a process, and the id of its run, once that is taken."""
     args = ("submit", "--destino", "text-queue", "--wait", str(wait), "--url", url)
-    waiting = subprocess.Popen(
-        [*ORACULO, *args], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    waiting = Oraculo(args, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         (run,) = until(lambda: Cli(url).json("runs", "list")["orquestracoes"], saying="the run")
         yield waiting, run["correlation_id"]
@@ -246,9 +244,9 @@ def test_dev_says_where_it_is_before_it_logs(start: Start, tmp_path: Path) -> No
     first = start("dev", "--no-samples", "--store", "sqlite:///estado.db")
     Cli(first.url).submitted("--destino", "ninguem")
     assert first.stop() == 0
-    script = f"exec {shlex.join(ORACULO)} dev --no-samples --port 0 --store sqlite:///estado.db 2>&1"
+    args = ["dev", "--no-samples", "--port", "0", "--store", "sqlite:///estado.db"]
     env = environment(**QUICK, ORACULO_LOG_LEVEL="debug")
-    both = subprocess.Popen(["sh", "-c", script], cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)
+    both = Oraculo(args, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         assert both.stdout is not None
         assert both.stdout.readline().startswith("ORÁCULO ")
@@ -424,8 +422,8 @@ def test_what_is_in_work_is_finished_before_the_process_ends(start: Start, tmp_p
 def test_watch_on_a_terminal_draws_a_table(dev: Process) -> None:
     run_id = Cli(dev.url).submitted("--pipeline", "promotional-video-full")
     terminal, end = pty.openpty()
-    watcher = subprocess.Popen(
-        [*ORACULO, "runs", "watch", run_id, "--url", dev.url],
+    watcher = Oraculo(
+        ["runs", "watch", run_id, "--url", dev.url],
         env=environment(TERM="xterm", COLUMNS="120", LINES="30"),
         stdout=end,
     )

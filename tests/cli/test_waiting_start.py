@@ -11,7 +11,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.cli.processes import ORACULO, environment, until
+from tests.cli.processes import environment, until
+from tests.servers.prepared import ORACULO
 
 NO_ROOM = ("sh", "-c", 'ulimit -S -f 0; exec "$@"', "sh")  # no file may grow, as on a full disk
 COMMANDS = {

@@ -9,7 +9,6 @@ import signal
 import socket
 import sqlite3
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from oraculo.pipeline.definition import decode_definition
 from oraculo.ports.store import Snapshot
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.checkers import check_store
+from tests.servers.prepared import Oraculo
 from tests.waiting import until
 
 KILLS = int(os.environ.get("ORACULO_TEST_KILLS", "8"))
@@ -49,7 +49,7 @@ class Server:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        command = [str(Path(sys.executable).with_name("oraculo")), "serve", "--port", str(self.port)]
+        command = ["serve", "--port", str(self.port), "--app", "tests.crash.workers:app"]
         environment = os.environ | {
             "ORACULO_STORE_URL": f"sqlite:///{self.database}",
             "ORACULO_WEBHOOK_ALLOW": "127.0.0.1",
@@ -59,9 +59,7 @@ class Server:
             "CRASH_JOURNAL": str(self.journal),
         }
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*command, "--app", "tests.crash.workers:app"], cwd=ROOT, env=environment, stdout=log, stderr=log
-            )
+            self.process = Oraculo(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
 
     async def ready(self, client: httpx2.AsyncClient) -> None:
         async def answers() -> bool:

@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from pathlib import Path
@@ -15,11 +14,11 @@ import httpx2
 
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.checkers import check_store
+from tests.servers.prepared import Oraculo
 from tests.servers.process import free_port
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
-ORACULO = str(Path(sys.executable).with_name("oraculo"))
 
 
 FEW_HELD = {"WORK_HELD_FROM": "995"}  # of a thousand tasks: a worker does sixteen at a time
@@ -36,9 +35,7 @@ class Program:
 
     def start(self) -> None:
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [ORACULO, *self._arguments], cwd=ROOT, env=self._environment, stdout=log, stderr=log
-            )
+            self._process = Oraculo(self._arguments, cwd=ROOT, env=self._environment, stdout=log, stderr=log)
 
     def kill(self) -> None:
         self._end(signal.SIGKILL)
