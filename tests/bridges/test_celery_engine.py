@@ -407,7 +407,10 @@ async def test_a_worker_beside_another_app_of_celerys_reads_our_broker(fleet: Fl
     [
         ("amqp://a,redis://b", "amqp://a:5672/%2F"),
         # kombu takes what a URL leaves out from the URL before it.
-        ("amqp://u:p%40@a:5673/prod,redis://b,amqps://c/", "amqp://u:p%40@a:5673/prod;amqps://c:5671/%2F"),
+        (
+            "amqp://u:p%40@a:5673/prod,redis://b,amqps://c/",
+            "amqp://u:p%40@a:5673/prod;amqps://c:5671/%2F?ssl_check_hostname=true",
+        ),
         ("amqps://[::1]/x?ssl_ca_certs=/ca.pem", "amqps://[::1]:5671/x?ssl_ca_certs=/ca.pem"),
         ("amqp://u:p@a:5673,b/prod", "amqp://u:p@a:5673/prod;amqp://u:p@b:5672/prod"),
     ],

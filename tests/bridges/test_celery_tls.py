@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from oraculo.bridges.celery.connections import CeleryBroker
-from oraculo.bridges.celery.tls import SecuredConnection, VerifiedConnection
+from oraculo.bridges.celery.tls import SecuredConnection, verified
 from oraculo.celery_app import make_celery_app
 from oraculo.errors import InvalidSettings
 from oraculo.settings import BrokerSettings, CelerySettings, Settings
@@ -56,24 +56,26 @@ def test_the_bridge_looks_at_the_name_in_the_certificate(
 
 
 @pytest.mark.parametrize(
-    ("made_by", "url", "made"),
+    ("url", "made"),
     [
-        (SecuredConnection, "amqps://a?ssl_ca_certs=/ca&ssl_cert_reqs=none", {"ca_certs": "/ca", "cert_reqs": 0}),
-        (VerifiedConnection, "amqps://a", {"server_hostname": "a"}),
-        (VerifiedConnection, "amqps://a?ssl_check_hostname=false", True),
-        (VerifiedConnection, "amqp://a", False),
-        (VerifiedConnection, "rediss://a", {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True}),
-        (VerifiedConnection, "rediss://a?ssl_ca_certs=/ca", {"ssl_ca_certs": "/ca"}),
+        ("amqps://a?ssl_ca_certs=/ca&ssl_cert_reqs=none", {"ca_certs": "/ca", "cert_reqs": 0}),
+        ("amqps://a?ssl_check_hostname=false", True),
+        (verified("amqps://a"), {"server_hostname": "a"}),
+        (verified("amqps://a?heartbeat=5"), {"server_hostname": "a"}),
+        (verified("amqps://a?ssl_check_hostname=false"), True),
+        (verified("amqp://a"), False),
+        (verified("rediss://a"), {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True}),
+        (verified("rediss://a?ssl_ca_certs=/ca"), {"ssl_ca_certs": "/ca"}),
     ],
 )
-def test_what_a_url_says_of_tls(made_by: type[SecuredConnection], url: str, made: Any) -> None:
-    connection = made_by(url)
+def test_what_a_url_says_of_tls(url: str, made: Any) -> None:
+    connection = SecuredConnection(url)
     assert connection.ssl == made
     assert connection.clone().ssl == made
 
 
 def test_each_of_a_list_has_its_own() -> None:
-    connection = VerifiedConnection("amqps://a?ssl_ca_certs=/ca;amqp://b;amqps://c")
+    connection = SecuredConnection(f"amqps://a?ssl_ca_certs=/ca;amqp://b;{verified('amqps://c')}")
     assert connection.ssl == {"ca_certs": "/ca", "server_hostname": "a"}
     connection.maybe_switch_next()
     assert connection.ssl is False

@@ -44,7 +44,7 @@ async def publish_answer(
 
 
 class TaskAnswers:
-    """What the bridge says of tasks: answers to their runs, dead letters, and trouble.
+    """The publisher of all that the bridge has to say: answers, progress, dead letters and troubles.
 
     `sent` holds the commands of tasks that were sent and have not ended, by task id.
     """

@@ -1,6 +1,5 @@
 """Makes the Celery app `orquestrador_core`: its tasks start runs, and its workers run handlers."""
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -12,7 +11,7 @@ from oraculo.bridges.celery.connections import missing_package, scheme_of
 from oraculo.bridges.celery.entry import MAX_RETRIES, register_entry
 from oraculo.bridges.celery.failback import BackToFirst
 from oraculo.bridges.celery.publisher import Publisher
-from oraculo.bridges.celery.tls import SecuredAMQP, VerifiedAMQP
+from oraculo.bridges.celery.tls import SecuredAMQP, verified
 from oraculo.errors import Fault, InvalidSettings
 from oraculo.ports.broker import Broker
 from oraculo.ports.objects import Objects
@@ -24,7 +23,6 @@ NAME = "orquestrador_core"
 
 _PORTS = {"amqp": 5672, "amqps": 5671}
 _REDIS = ("redis", "rediss")
-_NO = re.compile(r"(?<=ssl_check_hostname=)(?:0|no)(?=&|$)", re.IGNORECASE)
 
 
 class OraculoCelery(Celery):  # type: ignore[misc, unused-ignore]
@@ -55,8 +53,7 @@ def make_app(
     if missing := missing_package(url):
         variable = "ORACULO_CELERY_BROKER_URL" if settings.celery.broker_url else "ORACULO_BROKER_URL"
         raise InvalidSettings(Fault(variable, missing))
-    amqp = SecuredAMQP if settings.celery.broker_url and not apps else VerifiedAMQP
-    made = OraculoCelery(NAME, broker=url, amqp=amqp, set_as_current=False)
+    made = OraculoCelery(NAME, broker=url, amqp=SecuredAMQP, set_as_current=False)
     made.steps["consumer"].add(BackToFirst)
     made.conf.update(
         task_default_queue=settings.broker.prefix + NAME,
@@ -83,7 +80,7 @@ def _entry_url(settings: Settings) -> str:
     if found is None:
         problem = "names no broker that Celery knows (amqp://, redis://); set ORACULO_CELERY_BROKER_URL to Celery's own"
         raise InvalidSettings(Fault("ORACULO_BROKER_URL", problem))
-    return _amqp_urls(settings) if scheme_of(found) in _PORTS else found
+    return _amqp_urls(settings) if scheme_of(found) in _PORTS else verified(found)
 
 
 def _handlers_url(settings: Settings) -> str:
@@ -103,8 +100,8 @@ def _amqp_urls(settings: Settings) -> str:
 
 
 def _in_full(url: str) -> str:
-    """Add the port and virtual host, which kombu would take from the URL before, and write `no` as kombu knows it."""
-    parts = urlsplit(url)
+    """Add the port and virtual host, which kombu would take from the URL before."""
+    parts = urlsplit(verified(url))
     port = "" if parts.port else f":{_PORTS[parts.scheme]}"
     path = parts.path if parts.path.strip("/") else "/%2F"
-    return urlunsplit(parts._replace(netloc=parts.netloc + port, path=path, query=_NO.sub("false", parts.query)))
+    return urlunsplit(parts._replace(netloc=parts.netloc + port, path=path))

@@ -32,7 +32,9 @@ from oraculo.wire import naming
 
 
 class CeleryBridge:
-    """Starts and stops the parts. It reads the store only to learn which runs ended while Celery's broker was away.
+    """The bridge as a service of an engine, which starts and stops the parts.
+
+    It reads the store only to learn which runs ended while Celery's broker was away.
 
     Raises InvalidSettings.
     """

@@ -69,7 +69,7 @@ def _register(app: Celery, task: HandlerTask) -> None:
 
 
 class CommandRequest(Request):  # type: ignore[misc, unused-ignore]
-    """Answers for a process that Celery kills at the hard time limit."""
+    """A request that is answered even if Celery kills its process at the hard time limit."""
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         if not soft and not _refuse(self.task, self._args, f"TimeLimitExceeded: killed after {timeout:g} s"):

@@ -149,7 +149,7 @@ def missing_package(url: str) -> str | None:
 
 
 class SetupTimeout:
-    """Cuts a connection that does not answer in time, because some waits of kombu have no limit of their own."""
+    """A timer that cuts a connection without an answer, because some waits of kombu have no limit."""
 
     def __init__(self, connection: kombu.Connection, seconds: float = SETUP_TIMEOUT) -> None:
         self._timer = threading.Timer(seconds, cut, [connection])

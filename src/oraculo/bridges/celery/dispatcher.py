@@ -35,7 +35,7 @@ class _Command(NamedTuple):
 
 
 class Dispatcher:
-    """`trouble` says why Celery's broker takes no tasks now."""
+    """The bridge's way out. `trouble` says why Celery's broker takes no tasks now."""
 
     def __init__(
         self,

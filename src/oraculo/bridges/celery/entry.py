@@ -63,7 +63,7 @@ def _register(app: Celery, make_request: Callable[..., _Request], entry: "_Entry
 
 
 class _Entry:
-    """Publishes requests for runs. A request that is refused, or cannot be published, rests in the dead letters."""
+    """The publisher of requests for runs. One that is refused, or cannot be published, is dead-lettered."""
 
     def __init__(self, app: Celery, settings: Settings, publisher: Publisher) -> None:
         self._app = app

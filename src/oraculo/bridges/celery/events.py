@@ -15,6 +15,7 @@ from celery.events.event import get_exchange
 from kombu.pidbox import Mailbox
 
 from oraculo.bridges.celery.answers import TaskAnswers
+from oraculo.bridges.celery.connections import SetupTimeout
 from oraculo.bridges.celery.failure_reasons import FailureReasons
 from oraculo.bridges.celery.listener import Listener
 from oraculo.bridges.celery.replies import Reason, failure, reason_in
@@ -43,7 +44,8 @@ class TaskEvents:
             listener.ready()
             while not listener.stopping:
                 if time.monotonic() >= ask_at:
-                    workers.abcast("enable_events")
+                    with SetupTimeout(connection):
+                        workers.abcast("enable_events")
                     ask_at = time.monotonic() + _ASK_EVERY
                 listener.drain(connection, _IDLE)
 

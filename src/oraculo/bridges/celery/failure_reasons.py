@@ -13,7 +13,7 @@ _MAX_KEPT = 1000  # failed tasks whose reply or event is missing; some belong to
 
 
 class FailureReasons:
-    """Used on the event loop. `timeout` is 0 where no events are read."""
+    """The reasons of failed tasks, kept on the event loop. `timeout` is 0 where no events are read."""
 
     def __init__(self, timeout: float = EVENT_TIMEOUT) -> None:
         self._timeout = timeout

@@ -33,7 +33,7 @@ _log = structlog.get_logger("oraculo.celery")
 
 
 class HandlerFailed(Exception):
-    """Shows a failure in Celery's log, its events and Flower. The orchestrator has the answer already."""
+    """A failure, for Celery's log, its events and Flower. The orchestrator has the answer already."""
 
 
 class _Answer(NamedTuple):
@@ -42,7 +42,7 @@ class _Answer(NamedTuple):
 
 
 class HandlerTask:
-    """What the Celery task of one handler does. It is made before the pool forks, and connects in each process."""
+    """The work of one handler's Celery task. It is made before the pool forks, and connects in each process."""
 
     def __init__(
         self, handler: Handler, publisher: Publisher, settings: Settings, make_objects: Callable[[], Objects | None]
@@ -182,7 +182,7 @@ class HandlerTask:
 
 
 class ProgressContext(Context):
-    """Publishes progress from the handler's own thread, because no event loop runs beside it."""
+    """A context that publishes progress from the handler's own thread: no event loop runs beside it."""
 
     def __init__(self, publish: Callable[[float, str], None], **known: Any) -> None:
         super().__init__(**known)

@@ -15,7 +15,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0  # seconds between two attempts to conne
 
 
 class Listener(threading.Thread):
-    """Connects, calls `listen`, and connects again after a pause whenever the connection breaks.
+    """A thread that connects, calls `listen`, and connects again after a pause whenever the connection breaks.
 
     `listen` calls `ready` once it reads, and `drain` until `stopping`. `report` gets each trouble, in this thread.
     """

@@ -15,7 +15,7 @@ TIMEOUT = 15.0  # seconds for one call; connecting and publishing have shorter l
 
 
 class Publisher:
-    """Keeps one connection a process, on an event loop in a thread. Celery forks, and processes cannot share one."""
+    """One connection a process, on an event loop in a thread. Celery forks, and processes cannot share one."""
 
     def __init__(self, make_broker: Callable[[], Broker]) -> None:
         self._make_broker = make_broker

@@ -15,7 +15,7 @@ _MAX_AT_ONCE = 4  # queues; kombu blocks a thread for each
 
 
 class CeleryOutlook:
-    """Works without the bridge, so that a process beside the engines can use it. Raises InvalidSettings."""
+    """The queues of Celery, also for a process without the bridge. Raises InvalidSettings."""
 
     name = CELERY
 

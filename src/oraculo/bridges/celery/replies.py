@@ -25,7 +25,7 @@ _POOL_EXCEPTION = "ExceptionWithTraceback("  # Celery's pool hides its own excep
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How a task ended: with `value`, or with the `reason` of its failure.
+    """The end of a task: its `value`, or the `reason` of its failure.
 
     `failed_id` is the id of a failed task whose reason only an event of its worker knows.
     """
@@ -38,7 +38,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Reason(NamedTuple):
-    """Why a task failed: the name of the exception's class, and its text."""
+    """The reason of a failure: the name of the exception's class, and its text."""
 
     kind: str
     text: str

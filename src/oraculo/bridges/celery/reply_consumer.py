@@ -9,7 +9,7 @@ import kombu
 import msgspec
 
 from oraculo.bridges.celery.answers import TaskAnswers
-from oraculo.bridges.celery.connections import CeleryBroker
+from oraculo.bridges.celery.connections import CeleryBroker, SetupTimeout
 from oraculo.bridges.celery.events import OnLoop
 from oraculo.bridges.celery.failure_reasons import FailureReasons
 from oraculo.bridges.celery.listener import STOP_GRACE, Listener
@@ -49,7 +49,8 @@ class ReplyConsumer:
                     listener.drain(connection, _BUSY if held else _IDLE)
                     _ack_done(held)
                     if time.monotonic() - declared_at > _DECLARE_EVERY:
-                        self._celery_broker.declare_replies(channel)
+                        with SetupTimeout(connection):
+                            self._celery_broker.declare_replies(channel)
                         declared_at = time.monotonic()
             with contextlib.suppress(TimeoutError):
                 for each in held.values():

@@ -24,7 +24,7 @@ _MAX_KNOWN_QUEUES = 10_000
 
 
 class TaskSender:
-    """Keeps one connection. Only one thread at a time may use it."""
+    """A publisher with one connection. Only one thread at a time may use it."""
 
     def __init__(self, celery_broker: CeleryBroker) -> None:
         self._celery_broker = celery_broker

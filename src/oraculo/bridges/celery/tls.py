@@ -4,56 +4,47 @@ kombu passes `ssl_ca_certs` and its like on under these names. Redis' client kno
 others and fails. RabbitMQ's client also ignores the name in a certificate unless `server_hostname` says what to expect.
 """
 
+import re
 import ssl
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import kombu
 from celery.app.amqp import AMQP
 
-_AMQPS, _REDISS = "amqps", "rediss"
-_RABBITMQ = (_AMQPS, "amqp", "pyamqp")
+_RABBITMQ = ("amqp", "amqps", "pyamqp")
 _KNOWN = ("ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname", "ssl_keyfile")
-_VERIFIED = {
-    _AMQPS: {"ssl_check_hostname": True},
-    _REDISS: {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True},
-}
+_VERIFY = {"amqps": "ssl_check_hostname=true", "rediss": "ssl_cert_reqs=required&ssl_check_hostname=true"}
+_NO = re.compile(r"(?<=ssl_check_hostname=)(?:0|no)(?=&|$)", re.IGNORECASE)
+
+
+def verified(url: str) -> str:
+    """Return the URL of our own broker, whose certificate is verified unless the URL has TLS parameters."""
+    parts = urlsplit(url)
+    query = _NO.sub("false", parts.query)  # the only word for no that kombu knows
+    if parts.scheme in _VERIFY and "ssl_" not in query:
+        query = "&".join(filter(None, (query, _VERIFY[parts.scheme])))
+    return urlunsplit(parts._replace(query=query))
 
 
 class SecuredConnection(kombu.Connection):  # type: ignore[misc, unused-ignore]
-    """A connection to the broker of a Celery app.
-
-    Without TLS parameters in the URL it verifies what the workers of that app verify: nothing, by kombu's default.
-    """
+    """A kombu connection. Without TLS parameters it verifies what Celery's own workers verify: nothing."""
 
     def _init_params(self, **params: Any) -> None:
         """Set the parameters of one URL. kombu calls this for the first of a list and for each that it switches to."""
-        super()._init_params(**params | {"ssl": self._tls_of(params["transport"], params["ssl"], params["hostname"])})
+        if params["transport"] in _RABBITMQ and isinstance(params["ssl"], dict):
+            params["ssl"] = _for_rabbitmq(params["ssl"], params["hostname"])
+        super()._init_params(**params)
 
     def switch(self, conn_str: str) -> None:
         self._initial_params["ssl"] = False  # else a URL without parameters inherits those of the first in the list
         super().switch(conn_str)
 
-    def _tls_of(self, transport: str | None, given: Any, host: str | None) -> Any:
-        return _for_rabbitmq(given, host) if transport in _RABBITMQ and isinstance(given, dict) else given
-
-
-class VerifiedConnection(SecuredConnection):
-    """A connection to our own broker. It verifies the certificate unless the URL says otherwise."""
-
-    def _tls_of(self, transport: str | None, given: Any, host: str | None) -> Any:
-        return super()._tls_of(transport, given or _VERIFIED.get(transport or "", given), host)
-
 
 class SecuredAMQP(AMQP):  # type: ignore[misc, unused-ignore]
-    """What a Celery app connects with, on the broker of ORACULO_CELERY_BROKER_URL."""
+    """The part of a Celery app that connects, by SecuredConnection."""
 
     Connection = SecuredConnection
-
-
-class VerifiedAMQP(AMQP):  # type: ignore[misc, unused-ignore]
-    """What a Celery app connects with, on the broker of ORACULO_BROKER_URL."""
-
-    Connection = VerifiedConnection
 
 
 def _for_rabbitmq(given: dict[str, Any], host: str | None) -> dict[str, Any] | bool:
