@@ -17,12 +17,12 @@ from oraculo.bridges.celery import connections, reply_consumer
 from oraculo.bridges.celery.connections import CeleryBroker, CeleryUnavailable
 from oraculo.bridges.celery.recent import RecentDict
 from oraculo.bridges.celery.sender import TaskSender
-from oraculo.bridges.celery.tasks import RETURNED, Task
+from oraculo.bridges.celery.tasks import RETURNED, CeleryTask
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryConsumer
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings
 from oraculo.pipeline import bridge_rules, bridges
-from oraculo.ports.broker import Outgoing, publish_all
+from oraculo.ports.broker import Outgoing, Receipt, publish_all
 from oraculo.ports.broker_admin import DeadLetter
 from oraculo.ports.telemetry import DeadLettered, LoopFailed, Record
 from tests.bridges.celery_stage import Bridged, replies_of
@@ -170,10 +170,10 @@ async def test_a_reply_whose_answer_the_broker_refuses_is_dead_lettered(
 ) -> None:
     publish = stage.broker.publish
 
-    async def refuse_answers(messages: Any) -> None:
+    async def refuse_answers(messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         if any(b'"nowhere"' in message.body and message.reason is None for message in messages):
             raise BrokerError("no such place")
-        await publish(messages)
+        return await publish(messages)
 
     monkeypatch.setattr(stage.broker, "publish", refuse_answers)
     keywords = {"comando": {"correlation_id": "nowhere", "tipo_evento": "iniciar_execucao"}}
@@ -190,7 +190,7 @@ async def test_an_answer_or_what_stands_in_for_it_goes_back_by_the_broker_that_b
     both = FailoverBroker([Named("primeiro"), second])
     publish = both.publish
 
-    async def refuse_large(messages: Sequence[Outgoing]) -> Sequence[str]:
+    async def refuse_large(messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         if any(len(message.body) > 5000 for message in messages):
             raise BrokerError("it is too large")
         return await publish(messages)
@@ -462,7 +462,7 @@ async def test_a_task_that_finds_no_queue_does_not_count_as_sent(stage: Bridged,
 
 # -- passwords -------------------------------------------------------------------------------------------------------
 
-_ANY_TASK = Task("id", "celery", b"[]", {}, {})
+_ANY_TASK = CeleryTask("id", "celery", b"[]", {}, {})
 
 
 def test_only_the_latest_entries_are_kept() -> None:

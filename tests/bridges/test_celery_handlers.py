@@ -12,9 +12,9 @@ from celery.worker.request import Request
 from oraculo.bootstrap import make_objects
 from oraculo.bridges.celery.command_consumer import CommandRequest
 from oraculo.bridges.celery.handlers import HandlerFailed, HandlerTask
-from oraculo.bridges.celery.publisher import Publisher
+from oraculo.bridges.celery.publisher import BlockingPublisher
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings
-from oraculo.ports.broker import Outgoing
+from oraculo.ports.broker import Outgoing, Receipt
 from oraculo.settings import BrokerSettings, ObjectSettings, Settings
 from oraculo.worker import App, DoNotRetry
 from oraculo.worker.large_results import LargeAnswers
@@ -43,11 +43,12 @@ class FaultyBroker:
 
     async def start(self) -> None: ...
 
-    async def publish(self, messages: Sequence[Outgoing]) -> None:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         fault = self._faults.pop(0) if self._faults else None
         if fault is not None:
             raise fault
         self.published += messages
+        return [Receipt("faulty") for _ in messages]
 
     @property
     def answers(self) -> list[Any]:
@@ -64,7 +65,7 @@ def task(broker: Any, handle: Callable[[dict[str, Any]], Any] = lambda _: 5, **s
     [handler] = app.handlers.values()
     made = Settings(broker=BrokerSettings(prefix="p."), **settings)
     return HandlerTask(
-        handler, Publisher(lambda: broker), made, lambda: make_objects(made) if made.objects.url else None
+        handler, BlockingPublisher(lambda: broker), made, lambda: make_objects(made) if made.objects.url else None
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from kombu.utils.encoding import safe_repr
 
 from oraculo.bridges.celery.replies import NO_REASON, read_reply, reason_in
-from oraculo.bridges.celery.tasks import FAILED, RETURNED, Task, address_of, make_task, read_destination
+from oraculo.bridges.celery.tasks import FAILED, RETURNED, CeleryTask, address_of, make_task, read_destination
 from oraculo.errors import InvalidMessage
 from oraculo.pipeline.bridges import read_bridge
 from oraculo.wire.message import Message
@@ -31,7 +31,7 @@ def command(payload: Any, url: str = "celery://loja.somar", block: dict[str, Any
     )
 
 
-def task_of(message: Message) -> Task:
+def task_of(message: Message) -> CeleryTask:
     return make_task(
         message,
         read_destination(message),
@@ -41,7 +41,7 @@ def task_of(message: Message) -> Task:
     )
 
 
-def arguments(task: Task) -> tuple[list[Any], dict[str, Any]]:
+def arguments(task: CeleryTask) -> tuple[list[Any], dict[str, Any]]:
     args, kwargs, _ = msgspec.json.decode(task.body)
     return args, kwargs
 

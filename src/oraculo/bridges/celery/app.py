@@ -10,7 +10,7 @@ from oraculo.bridges.celery.command_consumer import register_handlers
 from oraculo.bridges.celery.connections import missing_package, scheme_of
 from oraculo.bridges.celery.entry import MAX_RETRIES, register_entry
 from oraculo.bridges.celery.failback import BackToFirst
-from oraculo.bridges.celery.publisher import Publisher
+from oraculo.bridges.celery.publisher import BlockingPublisher
 from oraculo.bridges.celery.tls import SecuredAMQP, verified
 from oraculo.errors import Fault, InvalidSettings
 from oraculo.ports.broker import Broker
@@ -65,7 +65,7 @@ def make_app(
         broker_transport_options={"confirm_publish": True} if scheme_of(url) in _PORTS else {},
         task_publish_retry_policy={"max_retries": MAX_RETRIES},
     )
-    publisher = Publisher(make_broker)
+    publisher = BlockingPublisher(make_broker)
     register_entry(made, settings, publisher)
     handlers = [handler for app in apps for handler in app.handlers.values()]
     if handlers:

@@ -14,7 +14,7 @@ import kombu
 
 from oraculo.bridges.celery.answers import TaskAnswers
 from oraculo.bridges.celery.connections import CeleryBroker
-from oraculo.bridges.celery.dispatcher import Dispatcher
+from oraculo.bridges.celery.dispatcher import TaskDispatcher
 from oraculo.bridges.celery.events import TaskEvents
 from oraculo.bridges.celery.failure_reasons import EVENT_TIMEOUT, FailureReasons
 from oraculo.bridges.celery.listener import NOT_YET, STOP_GRACE, Listener
@@ -56,7 +56,7 @@ class CeleryBridge:
         reasons = FailureReasons(EVENT_TIMEOUT if settings.events else 0)
         self._replies = ReplyConsumer(self._celery_broker, self._answers, reasons, self._on_loop)
         self._events = TaskEvents(self._answers, reasons, self._on_loop) if settings.events else None
-        self._dispatcher = Dispatcher(
+        self._dispatcher = TaskDispatcher(
             settings,
             self._celery_broker,
             self._answers,

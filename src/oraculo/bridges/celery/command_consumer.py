@@ -17,7 +17,7 @@ from celery.worker.request import Request
 from kombu.common import ignore_errors
 
 from oraculo.bridges.celery.handlers import HandlerTask
-from oraculo.bridges.celery.publisher import Publisher
+from oraculo.bridges.celery.publisher import BlockingPublisher
 from oraculo.bridges.celery.tasks import task_headers, task_id_of
 from oraculo.errors import BrokerError, InvalidInput
 from oraculo.ports.broker import Outgoing
@@ -40,7 +40,7 @@ _Limits = tuple[float | None, float | None]
 def register_handlers(
     app: Celery,
     handlers: Sequence[Handler],
-    publisher: Publisher,
+    publisher: BlockingPublisher,
     settings: Settings,
     make_objects: Callable[[], Objects | None],
 ) -> None:
@@ -100,7 +100,7 @@ class CommandConsumer(bootsteps.StartStopStep):  # type: ignore[misc, unused-ign
 
     requires = ("celery.worker.consumer:Tasks",)
     tasks: Mapping[str, HandlerTask]  # by queue
-    publisher: Publisher
+    publisher: BlockingPublisher
     _queues: Sequence[Any] = ()
 
     def start(self, c: Any) -> None:

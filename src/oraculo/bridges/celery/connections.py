@@ -37,7 +37,7 @@ class CeleryUnavailable(Exception):
     """Celery's broker cannot be reached now. A later attempt may work."""
 
 
-class QueueUnavailable(CeleryUnavailable):
+class CeleryQueueUnavailable(CeleryUnavailable):
     """One queue takes no task now, because it is full or its node is down. Other queues may."""
 
 
@@ -127,7 +127,7 @@ class CeleryBroker:
         try:
             yield
         except (MessageNacked, QueueMissing) as error:
-            raise QueueUnavailable(f"Celery's broker at {connection.as_uri()}: {_text_of(error)}") from error
+            raise CeleryQueueUnavailable(f"Celery's broker at {connection.as_uri()}: {_text_of(error)}") from error
         except (OperationalError, OSError, *connection.connection_errors, *connection.channel_errors) as error:
             raise CeleryUnavailable(f"Celery's broker at {connection.as_uri()}: {_text_of(error)}") from error
 

@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from oraculo.bridges.celery.answers import TaskAnswers
-from oraculo.bridges.celery.connections import CeleryBroker, CeleryUnavailable, QueueUnavailable, TaskRefused
+from oraculo.bridges.celery.connections import CeleryBroker, CeleryQueueUnavailable, CeleryUnavailable, TaskRefused
 from oraculo.bridges.celery.listener import STOP_GRACE
 from oraculo.bridges.celery.replies import Outcome, text_of
 from oraculo.bridges.celery.sender import TaskSender
-from oraculo.bridges.celery.tasks import ReturnAddress, Task, address_of, make_task, read_destination
+from oraculo.bridges.celery.tasks import CeleryTask, ReturnAddress, address_of, make_task, read_destination
 from oraculo.bridges.ended_runs import EndedRuns
 from oraculo.clients.subscription import LONGEST_HELD, Backoff, QueueIntake, Subscription
 from oraculo.errors import BrokerError
@@ -31,10 +31,10 @@ class _Command(NamedTuple):
     message: Message
     destination: Bridge
     address: ReturnAddress
-    task: Task
+    task: CeleryTask
 
 
-class Dispatcher:
+class TaskDispatcher:
     """The bridge's way out. `trouble` says why Celery's broker takes no tasks now."""
 
     def __init__(
@@ -132,7 +132,7 @@ class Dispatcher:
                 left.remove(command)
             except CeleryUnavailable as error:
                 trouble = str(error)
-                if not isinstance(error, QueueUnavailable):
+                if not isinstance(error, CeleryQueueUnavailable):
                     break
         if trouble is not None:
             self._ended_runs.note_failure()

@@ -9,7 +9,7 @@ import structlog
 from celery import Celery
 
 from oraculo.bridges.celery.connections import ensure_queue
-from oraculo.bridges.celery.publisher import Publisher
+from oraculo.bridges.celery.publisher import BlockingPublisher
 from oraculo.core.request import Limits, read_request
 from oraculo.errors import BrokerError, BrokerUnavailable, Fault, InvalidRequest, OraculoError
 from oraculo.ports.broker import Outgoing
@@ -48,7 +48,7 @@ def _queue(prefix: str, name: object) -> str:
     return naming.with_kind(prefix, name)
 
 
-def register_entry(app: Celery, settings: Settings, publisher: Publisher) -> None:
+def register_entry(app: Celery, settings: Settings, publisher: BlockingPublisher) -> None:
     """Add the tasks to the app, by the names of the functions above."""
     entry = _Entry(app, settings, publisher)
     for make_request in (iniciar_coleta, iniciar_execucao, iniciar_pipeline):
@@ -65,7 +65,7 @@ def _register(app: Celery, make_request: Callable[..., _Request], entry: "_Entry
 class _Entry:
     """The publisher of requests for runs. One that is refused, or cannot be published, is dead-lettered."""
 
-    def __init__(self, app: Celery, settings: Settings, publisher: Publisher) -> None:
+    def __init__(self, app: Celery, settings: Settings, publisher: BlockingPublisher) -> None:
         self._app = app
         self._requests = settings.broker.prefix + naming.REQUESTS
         self._limits = Limits(settings.limits.payload_bytes, settings.limits.request_bytes)

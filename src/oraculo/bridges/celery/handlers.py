@@ -12,7 +12,7 @@ import msgspec
 import structlog
 from celery.exceptions import Reject, SoftTimeLimitExceeded
 
-from oraculo.bridges.celery.publisher import Publisher
+from oraculo.bridges.celery.publisher import BlockingPublisher
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings, ObjectsError
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import SystemClock
@@ -45,7 +45,11 @@ class HandlerTask:
     """The work of one handler's Celery task. It is made before the pool forks, and connects in each process."""
 
     def __init__(
-        self, handler: Handler, publisher: Publisher, settings: Settings, make_objects: Callable[[], Objects | None]
+        self,
+        handler: Handler,
+        publisher: BlockingPublisher,
+        settings: Settings,
+        make_objects: Callable[[], Objects | None],
     ) -> None:
         self.handler = handler
         self._publisher = publisher

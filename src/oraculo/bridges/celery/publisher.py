@@ -14,7 +14,7 @@ from oraculo.wire.message import Message
 TIMEOUT = 15.0  # seconds for one call; connecting and publishing have shorter limits of their own
 
 
-class Publisher:
+class BlockingPublisher:
     """One connection a process, on an event loop in a thread. Celery forks, and processes cannot share one."""
 
     def __init__(self, make_broker: Callable[[], Broker]) -> None:

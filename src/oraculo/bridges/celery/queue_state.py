@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import kombu
 
-from oraculo.bridges.celery.connections import CeleryBroker, QueueUnavailable, SetupTimeout, close, open_channel
+from oraculo.bridges.celery.connections import CeleryBroker, CeleryQueueUnavailable, SetupTimeout, close, open_channel
 from oraculo.pipeline.bridges import CELERY, Beyond, Bridge
 from oraculo.settings import CelerySettings
 
@@ -42,7 +42,7 @@ def _state_of(celery_broker: CeleryBroker, queue: str) -> Beyond | None:
     waiting, consumers = 0, 0
     try:
         with (
-            contextlib.suppress(QueueUnavailable),  # nobody has declared the queue yet
+            contextlib.suppress(CeleryQueueUnavailable),  # nobody has declared the queue yet
             celery_broker.faults(connection),
             SetupTimeout(connection),
         ):

@@ -7,8 +7,8 @@ import kombu
 from oraculo.bridges.celery.connections import (
     SEND_TIMEOUT,
     CeleryBroker,
+    CeleryQueueUnavailable,
     CeleryUnavailable,
-    QueueUnavailable,
     SetupTimeout,
     TaskRefused,
     close,
@@ -17,7 +17,7 @@ from oraculo.bridges.celery.connections import (
     refusals,
 )
 from oraculo.bridges.celery.recent import RecentDict
-from oraculo.bridges.celery.tasks import Task
+from oraculo.bridges.celery.tasks import CeleryTask
 from oraculo.wire.answers import describe
 
 _MAX_KNOWN_QUEUES = 10_000
@@ -32,13 +32,13 @@ class TaskSender:
         self._producer: kombu.Producer | None = None
         self._known_queues = RecentDict[str, None](_MAX_KNOWN_QUEUES)
 
-    def send(self, task: Task) -> None:
+    def send(self, task: CeleryTask) -> None:
         """Publish a task. Raises TaskRefused, or CeleryUnavailable, after which the task may still have been taken."""
         try:
             self._send(task)
-        except QueueUnavailable as error:
+        except CeleryQueueUnavailable as error:
             self._drop_producer()
-            raise QueueUnavailable(f"the queue {task.queue} takes nothing now: {error}") from error
+            raise CeleryQueueUnavailable(f"the queue {task.queue} takes nothing now: {error}") from error
         except CeleryUnavailable:
             self.close()
             raise
@@ -49,7 +49,7 @@ class TaskSender:
             self.close()
             raise TaskRefused(f"the task cannot be sent to Celery's queue {task.queue}: {describe(error)}") from error
 
-    def _send(self, task: Task) -> None:
+    def _send(self, task: CeleryTask) -> None:
         connection = self._opened()
         with self._celery_broker.faults(connection), refusals():
             if task.queue not in self._known_queues:
@@ -72,7 +72,7 @@ class TaskSender:
             self._connection = connection
         return self._connection
 
-    def _publish(self, connection: kombu.Connection, task: Task) -> None:
+    def _publish(self, connection: kombu.Connection, task: CeleryTask) -> None:
         limits = {"mandatory": True, "confirm_timeout": SEND_TIMEOUT} if self._celery_broker.is_amqp else {}
         self._producer = self._producer or kombu.Producer(connection.channel())
         self._producer.publish(

@@ -41,7 +41,7 @@ class ReturnAddress(Message):
     via: str | None = None
 
 
-class Task(msgspec.Struct, frozen=True):
+class CeleryTask(msgspec.Struct, frozen=True):
     """A task in version 2 of Celery's protocol, ready to be published."""
 
     id: str
@@ -98,7 +98,7 @@ def make_task(
     reply_exchange: str,
     default_queue: str,
     priority: int = 0,
-) -> Task:
+) -> CeleryTask:
     """Make the task of a command. Raises InvalidMessage if the payload cannot be the task's arguments."""
     args, kwargs = _arguments(command, destination)
     task_id = task_id_of(command)
@@ -115,7 +115,7 @@ def make_task(
     }
     # The payload is copied as JSON, so that numbers which Python cannot hold stay as they came.
     body = msgspec.json.encode([args, kwargs, embed])
-    return Task(task_id, destination.queue or default_queue, body, headers, properties | {"priority": priority})
+    return CeleryTask(task_id, destination.queue or default_queue, body, headers, properties | {"priority": priority})
 
 
 def _arguments(command: Message, destination: Bridge) -> tuple[list[Any], dict[str, Any]]:
