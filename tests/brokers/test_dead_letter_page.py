@@ -4,9 +4,9 @@ import random
 
 from oraculo.brokers.dead_letter_page import DeadLetterPage
 from oraculo.brokers.rabbitmq.dead_letters import Oldest
-from oraculo.ports.broker_admin import LETTER_BODY_BYTES, LETTER_PAGE_BYTES, DeadLetter
+from oraculo.ports.broker_admin import DEAD_LETTER_BODY_BYTES, DEAD_LETTER_PAGE_BYTES, DeadLetter
 
-MOST = LETTER_PAGE_BYTES // LETTER_BODY_BYTES + 1  # the letter that passes the bound is the last
+MOST = DEAD_LETTER_PAGE_BYTES // DEAD_LETTER_BODY_BYTES + 1  # the letter that passes the bound is the last
 
 
 def _letter(number: int, size: int) -> DeadLetter:
@@ -16,11 +16,11 @@ def _letter(number: int, size: int) -> DeadLetter:
 def test_a_page_has_no_more_than_it_may() -> None:
     small, large = DeadLetterPage(3), DeadLetterPage(100)
     small.fill(_letter(number, 1) for number in range(5))
-    large.fill(_letter(number, 10 * LETTER_BODY_BYTES) for number in range(50))
+    large.fill(_letter(number, 10 * DEAD_LETTER_BODY_BYTES) for number in range(50))
     assert [letter.id for letter in small.letters] == ["0000", "0001", "0002"]
     assert len(large.letters) == MOST
     assert {(len(letter.body), letter.cut_from) for letter in large.letters} == {
-        (LETTER_BODY_BYTES, 10 * LETTER_BODY_BYTES)
+        (DEAD_LETTER_BODY_BYTES, 10 * DEAD_LETTER_BODY_BYTES)
     }
     assert small.is_full
     assert large.is_full
@@ -28,12 +28,12 @@ def test_a_page_has_no_more_than_it_may() -> None:
 
 def test_the_oldest_of_many_are_found_without_keeping_the_others() -> None:
     chance = random.Random(1)
-    letters = [_letter(number, chance.choice([1, LETTER_BODY_BYTES])) for number in range(300)]
+    letters = [_letter(number, chance.choice([1, DEAD_LETTER_BODY_BYTES])) for number in range(300)]
     expected = DeadLetterPage(200)
     expected.fill(letters)
     chance.shuffle(letters)
     oldest = Oldest(200)
     for letter in letters:
         oldest.put(letter)
-        assert oldest.held <= 3 * LETTER_PAGE_BYTES
+        assert oldest.held <= 3 * DEAD_LETTER_PAGE_BYTES
     assert oldest.letters() == expected.letters

@@ -21,7 +21,7 @@ from oraculo.brokers.nats.outgoing import WINDOW
 from oraculo.brokers.nats.replies import UNANSWERED, ApiError
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings, MessageTooLarge
 from oraculo.ports.broker import NO_REASON, Broker, Capabilities, Outgoing, ensure_taken, publish_all
-from oraculo.ports.broker_admin import LETTER_BODY_BYTES, QueueState
+from oraculo.ports.broker_admin import DEAD_LETTER_BODY_BYTES, QueueState
 from oraculo.ports.clock import SystemClock
 from oraculo.testing.broker_suite import BrokerSuite
 from oraculo.wire.naming import LONGEST_REASON, dlq_of
@@ -314,7 +314,7 @@ async def test_a_body_of_just_that_limit_can_be_dead_and_live_again(url: str, qu
         consumer = await broker.consume(queue, prefetch=1)
         await consumer.dead_letter((await take(consumer, 1))[0], "too large to handle")
         (letter,) = await broker.dead_letters(queue, limit=2)
-        assert letter.body == body[:LETTER_BODY_BYTES]
+        assert letter.body == body[:DEAD_LETTER_BODY_BYTES]
         assert letter.reason == NO_REASON
         assert await broker.redrive(queue) == 1
         assert bodies(await take(consumer, 1)) == [body]

@@ -14,7 +14,7 @@ from oraculo.brokers.redis_streams import RedisStreamsBroker
 from oraculo.clients.redis import ReplyError, error_code
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Outgoing, publish_all
-from oraculo.ports.broker_admin import LETTER_BODY_BYTES
+from oraculo.ports.broker_admin import DEAD_LETTER_BODY_BYTES
 from oraculo.ports.clock import SystemClock
 from tests.brokers import redis_streams_stage as stage
 from tests.brokers.redis_streams_stage import (
@@ -140,7 +140,7 @@ class TestLostConnections:
                 (delivery,) = await take(consumer, 1)
                 assert (delivery.body, delivery.redeliveries) == (body, 0)
                 (letter,) = await broker.dead_letters(queue, limit=1)
-                assert (letter.body, letter.cut_from) == (dead[:LETTER_BODY_BYTES], len(dead))
+                assert (letter.body, letter.cut_from) == (dead[:DEAD_LETTER_BODY_BYTES], len(dead))
 
     async def test_over_a_line_as_slow_as_its_upkeep_is_frequent_it_reads(self, url: str, queue: str) -> None:
         with Proxy(url) as proxy:

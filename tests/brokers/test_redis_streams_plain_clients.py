@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from oraculo.brokers.redis_streams.scripts import TRIMMED
 from oraculo.ports.broker import NO_REASON, Outgoing, publish_all
-from oraculo.ports.broker_admin import LETTER_BODY_BYTES
+from oraculo.ports.broker_admin import DEAD_LETTER_BODY_BYTES
 from oraculo.testing.broker_suite import GARBAGE
 from oraculo.wire.naming import dlq_name
 from tests.brokers import redis_streams_stage as stage
@@ -140,12 +140,12 @@ class TestPlainClients:
     async def test_a_page_shows_of_many_and_long_fields_only_the_beginnings(
         self, url: str, plain: Any, queue: str
     ) -> None:
-        size = LETTER_BODY_BYTES // 2
+        size = DEAD_LETTER_BODY_BYTES // 2
         plain.xadd(dlq_name(queue), {b"first": b"1" * size, b"second": b"2" * size, b"third": b"3" * size})
         plain.xadd(dlq_name(queue), {b"body": b"x", b"beside": b"y" * size, b"reason": b"r" * size})
         async with started(url) as broker:
             fields, body = await broker.dead_letters(queue, limit=10)
-        assert fields.body == (b"first: %b\nsecond: %b" % (b"1" * size, b"2" * size))[:LETTER_BODY_BYTES]
+        assert fields.body == (b"first: %b\nsecond: %b" % (b"1" * size, b"2" * size))[:DEAD_LETTER_BODY_BYTES]
         assert fields.cut_from == 3 * size
         assert (body.body, body.cut_from, len(body.reason) < size) == (b"x", None, True)
 

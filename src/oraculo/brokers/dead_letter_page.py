@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from oraculo.ports.broker_admin import LETTER_BODY_BYTES, LETTER_PAGE_BYTES, DeadLetter
+from oraculo.ports.broker_admin import DEAD_LETTER_BODY_BYTES, DEAD_LETTER_PAGE_BYTES, DeadLetter
 
 
 class DeadLetterPage:
@@ -13,7 +13,7 @@ class DeadLetterPage:
     def __init__(self, limit: int) -> None:
         self.letters: list[DeadLetter] = []
         self._limit = limit
-        self._room = LETTER_PAGE_BYTES
+        self._room = DEAD_LETTER_PAGE_BYTES
 
     @property
     def is_full(self) -> bool:
@@ -30,7 +30,7 @@ class DeadLetterPage:
 
 def cut(letter: DeadLetter) -> DeadLetter:
     """Return the letter with as much of its body as a page may show."""
-    if len(letter.body) <= LETTER_BODY_BYTES:
+    if len(letter.body) <= DEAD_LETTER_BODY_BYTES:
         return letter
     whole = letter.cut_from or len(letter.body)
-    return msgspec.structs.replace(letter, body=letter.body[:LETTER_BODY_BYTES], cut_from=whole)
+    return msgspec.structs.replace(letter, body=letter.body[:DEAD_LETTER_BODY_BYTES], cut_from=whole)

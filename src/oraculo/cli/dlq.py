@@ -18,7 +18,7 @@ from oraculo.cli.queues import print_queues
 from oraculo.cli.table import Column, print_table
 from oraculo.cli.times import moment, moments
 from oraculo.errors import BrokerUnavailable, InvalidInput, NotFound
-from oraculo.ports.broker_admin import LETTER_SEPARATOR
+from oraculo.ports.broker_admin import DEAD_LETTER_ID_SEPARATOR
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters: list, show, redrive, discard.")
 
@@ -153,7 +153,7 @@ def show(
 def _expect_broker_of(letter_id: str, away: dict[str, Any]) -> None:
     """As the server does for one that is to be sent again or discarded."""
     for name, why in away.items():
-        if letter_id.startswith(name + LETTER_SEPARATOR):
+        if letter_id.startswith(name + DEAD_LETTER_ID_SEPARATOR):
             raise BrokerUnavailable(f"broker {name}, whose dead letter it is, is away: {why}")
 
 

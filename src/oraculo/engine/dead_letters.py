@@ -20,7 +20,7 @@ from oraculo.engine.decide.cache import Plans
 from oraculo.engine.inbox import Inbox, Wish, patiently
 from oraculo.engine.wide_work import beside
 from oraculo.errors import BrokerUnavailable, InvalidInput, NotFound, WrittenByNewer
-from oraculo.ports.broker_admin import LETTER_SEPARATOR, DeadLetter, FullBroker
+from oraculo.ports.broker_admin import DEAD_LETTER_ID_SEPARATOR, DeadLetter, FullBroker
 from oraculo.ports.readable import readable
 from oraculo.ports.store import Store
 from oraculo.wire.message import decode_message
@@ -206,7 +206,7 @@ class DeadLetters:
     def _expect_brokers_of(self, ids: Sequence[str]) -> None:
         """One that is away cannot be asked whether it has the letter, nor the queue."""
         for link in self._broker.statuses():
-            if link.trouble is not None and any(one.startswith(link.name + LETTER_SEPARATOR) for one in ids):
+            if link.trouble is not None and any(one.startswith(link.name + DEAD_LETTER_ID_SEPARATOR) for one in ids):
                 raise BrokerUnavailable(f"broker {link.name}, whose dead letter it is, is away: {link.trouble}")
 
     async def _expect_queue(self, queue: str) -> None:

@@ -1,1 +1,1 @@
-"""What the engine needs of the world, in the domain's verbs. Adapters live in `brokers`, `stores` and `telemetry`."""
+"""The ports: Protocols for what the engine needs of the world. `brokers`, `stores` and `telemetry` implement them."""

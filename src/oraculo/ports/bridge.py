@@ -1,4 +1,4 @@
-"""A bridge to workers of another system: it reads commands like a worker, answers like one, and may start runs."""
+"""Bridges: workers of another system take commands, answer them, and may start runs."""
 
 from typing import Protocol
 
@@ -6,17 +6,20 @@ from oraculo.pipeline.bridges import Beyond, Bridge
 
 
 class Outlook(Protocol):
-    """Sees the queues of the system behind a bridge: the bridge itself, or what stands for it in other processes."""
+    """A view of the queues of the system behind a bridge.
+
+    The bridge itself implements it. In other processes a client of the same system does.
+    """
 
     @property
     def name(self) -> str:
-        """The bridge's name for people: `celery`, `bullmq`."""
+        """The bridge's name in logs and lists: `celery`, `bullmq`."""
         ...
 
     async def beyond(self, destination: Bridge) -> Beyond | None:
-        """Return the state of the queue where commands for this destination go on.
+        """Return the state of the queue of the other system that gets the commands of this destination.
 
-        None: the other system does not say, or not within a moment; a person waits for it.
+        Returns None when the other system does not say, or does not answer at once: a person is waiting.
         """
         ...
 
@@ -30,20 +33,22 @@ class RunningBridge(Outlook, Protocol):
 
     @property
     def trouble(self) -> str | None:
-        """The reason for which steps wait now, within their deadlines; None: nothing is wrong."""
+        """The reason why this bridge's steps have to wait now, within their deadlines. None means that nothing is
+        wrong.
+        """
         ...
 
     @property
     def shortfall(self) -> str | None:
-        """The part of its work that the bridge cannot do while steps go on; None: it can do all."""
+        """The part of its work that the bridge cannot do while steps go on. None means that it can do everything."""
         ...
 
     async def start(self) -> None:
-        """Begin, and keep trying while the other system is away. Returns at once."""
+        """Start the bridge and return at once. It keeps trying while the other system is away."""
         ...
 
     async def stop(self) -> None:
-        """Take no more, finish or give back what is held, and close. Idempotent."""
+        """Take no more work, finish or give back what is in hand, and close the connections. Idempotent."""
         ...
 
 
@@ -51,9 +56,12 @@ class RunStarter(Protocol):
     """The engine's operations that a bridge needs to start runs and to wait for them."""
 
     async def submit(self, body: bytes, *, idempotency_key: str | None = None) -> object:
-        """Create a run, once for each key, and return when it is committed. Raises OraculoError."""
+        """Create a run, once for each key, and return when it is committed.
+
+        Raises OraculoError when the request is refused or cannot be committed now.
+        """
         ...
 
     async def wait(self, run_id: str, seconds: float) -> bytes | None:
-        """Return the aggregate when the run has ended or ends in time. Raises OraculoError."""
+        """Return the aggregate of a run that ends within `seconds`, or None. Raises OraculoError."""
         ...

@@ -1,8 +1,10 @@
-"""Queues of messages, as the engine and the workers use them.
+"""Publishing and consuming: the contract of every broker adapter.
 
-Queue names are physical: any prefix is in them already. `<queue>.dlq` is the quarantine of `<queue>`.
+Queue names are physical: they already include any prefix. `<queue>.dlq` holds the dead letters of `<queue>`.
 
-Every call may raise BrokerUnavailable (cannot be reached now: try again) or BrokerError (refused).
+Every call may raise:
+- BrokerUnavailable: the broker cannot be reached now, and a later try may work;
+- any other BrokerError: the broker refused, and the same call would be refused again.
 """
 
 from collections.abc import Sequence
@@ -13,53 +15,49 @@ import msgspec
 from oraculo.errors import BrokerError, BrokerUnavailable
 
 NO_REASON = "published to the dead-letter queue without a reason"
-MAY_LOSE = "a queue may lose messages"  # logged, with `queue` and `reason`, of one that others made so
+# Log event, with `queue` and `reason`, for a queue that others declared with unsafe settings.
+MAY_LOSE = "a queue may lose messages"
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """What an adapter can and cannot do; whoever depends on one of these asks here and nowhere else."""
+    """The abilities of an adapter. Code that depends on one of them asks here, never for the adapter's name."""
 
-    durable: bool  # messages survive the broker's restart
+    durable: bool  # messages survive a restart of the broker
     shared: bool  # other processes can reach the same queues
-    priorities: bool  # a message of a higher priority overtakes
+    priorities: bool  # a message of higher priority is delivered first
     counts_consumers: bool  # QueueState.consumers is known
-    peeks: bool = False  # whoever looks at dead letters hides them from nobody meanwhile
-    drops_repeats: bool = False  # of a message with a key, for a while
-    removes_safely: bool = True  # no message that comes while `remove_unused` is at work is lost
-    lists_queues: bool = True  # `queues()` tells of all, and not only of those that this process had to do with
-    max_message: int | None = None  # bytes, as its server is set up; None: not known, or more than anybody sends
+    peeks: bool = False  # reading dead letters hides them from nobody else
+    drops_repeats: bool = False  # for a while, it drops a second message with the same key
+    removes_safely: bool = True  # `remove_unused` loses no message that arrives meanwhile
+    lists_queues: bool = True  # `queues()` returns all of them, not only those that this process used
+    max_message: int | None = None  # bytes, by the server's settings; None: unknown or irrelevant
 
 
 class Outgoing(msgspec.Struct, frozen=True, gc=False):
-    """A message to be published. `reason` is for a dead letter: why it is one.
-
-    `expires_at`, in seconds since the epoch: after it nobody needs the message, and a broker that can may drop it then.
-    Its run has marked it timeout by itself, so nothing is lost in silence. A dead letter has none.
-
-    `key`: the same whenever this message is sent without knowing that it was sent before, and no other's in its queue.
-    A broker that can drops such a repeat, even of what was acked already. A dead letter has none.
-
-    `is_reply`: for the queue of a client, who may delete it once it has read: that its queue is gone is no loss.
-
-    `leaves_room`: to take it makes no room, as to take an answer does, by which its command leaves. A broker that is
-    almost full, and can tell, keeps what is left for the others: or no answer would fit, and it would stay full.
-    """
+    """A message to be published."""
 
     queue: str
     body: bytes
     priority: int = 0
-    reason: str | None = None
+    reason: str | None = None  # set for a dead letter: why the message could not be handled
+    # Seconds since the epoch. After it nobody needs the message, and the broker may drop it: its run has recorded the
+    # timeout by itself, so nothing is lost in silence. None for a dead letter.
     expires_at: float | None = None
-    prefer: str | None = None  # of several brokers, the one that should carry it if it can
+    prefer: str | None = None  # where there are several brokers, the name of the one to try first
+    # Unique in its queue, and the same when this message is sent again because nobody knows whether the first sending
+    # arrived. A broker with `drops_repeats` drops the second, even if the first was acked. None for a dead letter.
     key: str | None = None
-    is_reply: bool = False
+    is_reply: bool = False  # for a client's queue, which the client may delete: then the message is not missed
+    # Handling this message frees no room, while handling an answer does: the answered command leaves. A broker that is
+    # almost full refuses such a message and keeps its last room for the others, or it would stay full.
     leaves_room: bool = False
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
-    """What became of one published message: the broker that took it, or why none did.
+    """The outcome of publishing one message: the broker that took it, or the error.
 
-    `error` is QueueFull or QueueDown where a retry may help, MessageTooLarge or another BrokerError where none will.
+    The error is QueueFull or QueueDown where a retry may help. It is MessageTooLarge or another BrokerError where no
+    retry will.
     """
 
     broker: str | None = None
@@ -67,120 +65,140 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
 
 
 class NotMoved(BrokerUnavailable):
-    """One of several brokers could not put a dead letter away: it comes again. What else the consumer holds is held
-    still: there is no reason to close it."""
+    """One of several brokers could not move a message to the dead letters, and will deliver it again.
+
+    The consumer still holds its other messages, so there is no reason to close it.
+    """
 
 
 class ConsumerDoubted(BrokerUnavailable):
-    """Nothing is wrong as far as anybody knows, and nothing proves that the consumer hears: whoever owns it subscribes
-    again at once, without alarm."""
+    """Nothing proves that a consumer still receives, and nothing proves the opposite.
+
+    The owner of the consumer subscribes again at once and raises no alarm.
+    """
 
 
 class Delivery(msgspec.Struct, gc=False):
-    """A message handed to a consumer: it stays the broker's until it is acked, retried or dead-lettered."""
+    """A message handed to a consumer. The broker keeps it until it is acked, retried or dead-lettered."""
 
     queue: str
     body: bytes
     token: int | str  # the adapter's own handle
     redeliveries: int = 0  # how often it was delivered before
-    via: str | None = None  # of several brokers, the one that brought it
+    via: str | None = None  # where there are several brokers, the name of the one that delivered it
 
 
 class BrokerStatus(msgspec.Struct, frozen=True):
-    """How the connection to one broker is doing, as it was last seen. Asking costs nothing."""
+    """The last known state of the connection to one broker."""
 
     name: str
-    trouble: str | None  # why it cannot be used now; None: nothing is known to be wrong
-    losses: int = 0  # how often it may have lost messages that it had confirmed: it restarted without having kept them
-    deaf: tuple[str, ...] = ()  # queues whose consumer is connected and gets nothing: it is being made again
-    stuck: tuple[tuple[str, str], ...] = ()  # queues that do not work, while the broker does, and how that was seen
-    unread: tuple[tuple[str, str], ...] = ()  # those of the deaf whose consumer fails, and why
-    paused: tuple[tuple[str, str], ...] = ()  # those of the deaf that were paused at the broker, and until when
+    trouble: str | None  # the reason why it cannot be used now; None: no problem is known
+    losses: int = 0  # how often it restarted without the messages that it had confirmed
+    deaf: tuple[str, ...] = ()  # queues whose consumer is connected, receives nothing, and is being made again
+    stuck: tuple[tuple[str, str], ...] = ()  # queues that fail on a broker that works, each with the evidence
+    unread: tuple[tuple[str, str], ...] = ()  # the deaf queues whose consumer fails, each with the reason
+    paused: tuple[tuple[str, str], ...] = ()  # the deaf queues that were paused at the broker, each with the end
 
 
 class Consumer(Protocol):
-    """One subscription. A consumer that is closed gives back what it had not settled, to be delivered again."""
+    """One subscription to a queue.
+
+    A message is settled by `ack`, `retry` or `dead_letter`. Settling it again, or after it was redelivered, does
+    nothing. When a settlement raises BrokerUnavailable, the broker may deliver the message again.
+    """
 
     async def take(self, limit: int) -> Sequence[Delivery]:
-        """Waits for at least one message and returns all that are there, up to `limit`, in their order.
+        """Wait for at least one message, then return all that are there, in order, up to `limit`.
 
-        Never more are out unsettled than the prefetch it was opened with. Returns an empty list only when closed.
+        At most `prefetch` messages are unsettled at a time. Returns an empty list only when the consumer is closed.
+        Raises BrokerUnavailable, or its subclass ConsumerDoubted, when the owner has to subscribe again.
         """
         ...
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
-        """They were handled and leave the queue. Settling one twice, or after it was redelivered, does nothing."""
+        """Remove handled messages from the queue."""
         ...
 
     async def retry(self, delivery: Delivery, delay: float, reason: str) -> None:
-        """Deliver it again, not before `delay` seconds. Past the delivery limit it goes to the dead letters instead,
-        with this reason."""
+        """Deliver the message again after at least `delay` seconds.
+
+        At its delivery limit the broker moves it to the dead letters instead, with this reason.
+        """
         ...
 
     async def dead_letter(self, delivery: Delivery, reason: str) -> None:
-        """Move it to `<queue>.dlq`. It leaves the queue only once it is there."""
+        """Move the message to `<queue>.dlq`. It leaves the queue only after it has arrived there.
+
+        Raises BrokerUnavailable, or NotMoved where there are several brokers, when it could not be moved.
+        """
         ...
 
     async def dead_letter_all(self, letters: Sequence[tuple[Delivery, str]]) -> None:
-        """Each with its reason, as `dead_letter` does one. Raises when some of them could not be moved."""
+        """Move several messages, each with its reason, as `dead_letter` moves one. Raises when any stayed."""
         ...
 
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
-        """They are still being worked on: do not deliver them to anyone else yet."""
+        """Keep messages that are still in work from being delivered to another consumer."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """End the subscription. Unsettled messages are delivered again."""
+        ...
 
 
 class Publisher(Protocol):
-    """A broker, or a part that publishes to one."""
+    """A broker, or a part of one, that publishes."""
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]: ...
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
+        """Publish messages, as `Broker.publish` does."""
+        ...
 
 
 class Broker(Protocol):
-    """Publishes and consumes messages. `broker_admin` has what people and upkeep do with queues."""
+    """A broker as the engine and the workers use it. `broker_admin` has the rest."""
 
     @property
     def name(self) -> str:
-        """For people: `memory`, `rabbitmq`, …; unique among the brokers that a process uses."""
+        """The broker's name in logs and lists: `memory`, `rabbitmq`, … Unique among the brokers of a process."""
         ...
 
     @property
     def capabilities(self) -> Capabilities: ...
 
     async def start(self) -> None:
-        """Connects. Idempotent."""
+        """Connect. Idempotent."""
         ...
 
     async def declare(self, queues: Sequence[str]) -> None:
-        """Makes the queues, and the dead-letter queue of each, where they are missing."""
+        """Create the queues, each with its dead-letter queue, where they are missing."""
         ...
 
     def statuses(self) -> Sequence[BrokerStatus]:
-        """The broker, or each of the brokers that stand behind this one, in order of preference."""
+        """Return the status of this broker, or of each broker behind it in order of preference. Does no I/O."""
         ...
 
     async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
-        """Return one receipt a message, in their order, once the broker has confirmed or refused each.
+        """Return one receipt for each message, in order, once the broker has confirmed or refused it.
 
-        A queue that is missing is made. A message whose `reason` is set is a dead letter of `queue` and goes to its
-        dlq. Raises BrokerError, mostly BrokerUnavailable, when nothing is known of any message: some may have been
-        taken, so publishing again makes duplicates, never losses.
+        Missing queues are created. A message with a `reason` goes to the dead letters of its queue. Raises
+        BrokerError, mostly BrokerUnavailable, when the outcome of all messages is unknown. Some may have been taken,
+        so publishing again can make duplicates but never loses any.
         """
         ...
 
     async def consume(self, queue: str, *, prefetch: int) -> Consumer:
-        """Subscribes, making the queue where it is missing. Messages published before are delivered too."""
+        """Subscribe to a queue, and create it where it is missing. Messages published before are delivered too."""
         ...
 
     async def check(self) -> str:
-        """Proves that it works and returns its version for people; raises BrokerUnavailable with the reason. What
-        stands behind a semicolon is a warning: messages can be lost as it is set up."""
+        """Return the broker's version, once it has proved that it works. Raises BrokerUnavailable with the reason.
+
+        A text after a semicolon is a warning: its settings allow messages to be lost.
+        """
         ...
 
     async def close(self) -> None:
-        """Closes every consumer and the connection. Idempotent."""
+        """Close every consumer and the connection. Idempotent."""
         ...
 
 

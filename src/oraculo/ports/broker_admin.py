@@ -1,6 +1,6 @@
-"""What people and upkeep do with queues: count them, look at dead letters, send them again, remove queues.
+"""Administration of queues: counts, dead letters, redrive and removal.
 
-Every call may raise BrokerUnavailable (cannot be reached now: try again) or BrokerError (refused).
+Every call may raise BrokerUnavailable (cannot be reached now, try again) or another BrokerError (refused).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,93 +12,103 @@ from oraculo.errors import BrokerError
 from oraculo.ports.broker import Broker
 from oraculo.wire.naming import shown
 
-LETTER_PAGE_BYTES = 8 * 1024 * 1024  # of bodies that one call of `dead_letters` returns, and at most one more
-LETTER_BODY_BYTES = 1024 * 1024  # of one body there; what is beyond is cut off
-LETTER_SEPARATOR = ":"  # of several brokers, between the name of a dead letter's and its id there
+DEAD_LETTER_PAGE_BYTES = 8 * 1024 * 1024  # of bodies that one call of `dead_letters` returns, and at most one more
+DEAD_LETTER_BODY_BYTES = 1024 * 1024  # of one body there; what is beyond is cut off
+DEAD_LETTER_ID_SEPARATOR = ":"  # of several brokers, between the name of a dead letter's and its id there
 
 
 class NotAnId(BrokerError):
-    """What was given for the id of a dead letter cannot be one there."""
+    """A dead letter was asked for by a text that cannot be the id of one."""
 
     def __init__(self, given: str) -> None:
         super().__init__(f"after: not the id of a dead letter: {shown(given)}")
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
-    """A message in quarantine."""
+    """A message that could not be handled, with the reason."""
 
     id: str
-    queue: str  # the queue it came from, not the dead-letter queue
+    queue: str  # the queue that it came from, not the dead-letter queue
     body: bytes
     reason: str
-    at: float  # seconds since the epoch; 0: nobody told, as a plain client that put it there itself
+    at: float  # seconds since the epoch; 0: not known, because a plain client put it there
     redeliveries: int = 0
-    cut_from: int | None = None  # bytes of the whole body, where `body` is its beginning only
+    cut_from: int | None = None  # size of the whole body in bytes, where `body` is only its beginning
 
 
 class QueueState(msgspec.Struct, frozen=True):
+    """The counts of one queue, as its broker reported them."""
+
     queue: str
-    ready: int  # waiting to be delivered, those that wait for a delay included
-    unacked: int | None  # delivered and not yet settled; None: the broker does not tell
+    ready: int  # messages waiting to be delivered, delayed ones included
+    unacked: int | None  # delivered and not yet settled; None: the broker does not say
     dead_letters: int
-    consumers: int | None = None  # None: the broker does not tell
-    delayed: int = 0  # those of `ready` that wait for a delay, as far as the broker tells
-    at: Mapping[str, "QueueState"] = {}  # of several brokers, as each that has the queue tells by itself
-    taken: tuple[bytes, ...] | None = None  # the bodies of those unacked, where the broker is in this process
-    paused: str | None = None  # why nobody is given its messages, though the broker works
+    consumers: int | None = None  # None: the broker does not say
+    delayed: int = 0  # the part of `ready` that waits for a delay, where the broker says so
+    at: Mapping[str, "QueueState"] = {}  # the counts by broker, where there are several
+    taken: tuple[bytes, ...] | None = None  # bodies of the unacked messages, where the broker is in this process
+    paused: str | None = None  # the reason why the broker delivers nothing from this queue
 
 
 class BrokerAdmin(Protocol):
-    """The queues of a broker, as people and upkeep see them."""
+    """The queues of a broker, for people and for upkeep."""
 
     def behind(self) -> "Sequence[FullBroker]":
-        """The same brokers, each to be used by itself."""
+        """Return the brokers behind this one, each usable on its own. A single broker returns itself."""
         ...
 
     async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
-        """The state of the named queues that exist, or of all; dead-letter queues are counted with their queue. One
-        that somebody deleted is told of while its dead-letter queue is there: nobody else would see what rests in it.
+        """Return the state of the named queues that exist, or of all queues.
+
+        A dead-letter queue is counted with its queue. A deleted queue is still listed while its dead-letter queue
+        exists, so that nobody overlooks what is in there.
         """
         ...
 
     async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
-        """Looks at the quarantine of `queue`, oldest first, starting behind id `after`. Takes nothing out.
+        """Return dead letters of `queue`, oldest first, starting after id `after`. The queue keeps them.
 
-        However large the letters are, little is read into memory: bodies over LETTER_BODY_BYTES are cut, and the page
-        ends with the letter that passes LETTER_PAGE_BYTES. Raises NotAnId when `after` cannot be one.
+        Memory stays small however large they are: bodies over DEAD_LETTER_BODY_BYTES are cut, and the page ends with
+        the one that passes DEAD_LETTER_PAGE_BYTES. Raises NotAnId when `after` cannot be an id.
         """
         ...
 
     async def look_through(
         self, queue: str, see: Callable[[DeadLetter], None], ids: Collection[str] | None = None
     ) -> None:
-        """Shows to `see` each dead letter of `queue` (all, or those named), a few in memory at a time. Takes nothing
-        out; unknown ids are passed over. Where one can be found only by reading all, they are read once, and not once
-        for each page."""
+        """Call `see` with each dead letter of `queue`, or with each that `ids` names. The queue keeps them.
+
+        A few are in memory at a time, and the queue is read once. Unknown ids are ignored.
+        """
         ...
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
-        """Moves dead letters (all, or those named) back to the end of `queue`, their deliveries counted from zero.
-        Returns how many were moved; unknown ids are passed over. Raises QueueUnavailable when `queue` did not take
-        all of them: those that it took were moved, the others were not."""
+        """Move dead letters (all, or the named ones) to the end of `queue`, with no deliveries counted.
+
+        Returns how many were moved; unknown ids are ignored. Raises QueueUnavailable when `queue` took only some of
+        them: the others stay where they are.
+        """
         ...
 
     async def discard(self, queue: str, ids: Sequence[str]) -> int:
-        """Deletes dead letters. Returns how many there were."""
+        """Delete the named dead letters and return how many there were."""
         ...
 
     async def remove(self, queues: Sequence[str]) -> None:
-        """Deletes each queue with all that belongs to it: what waits, also for a delay, and its dead letters. One that
-        is not there is fine. For queues that nobody uses any more: whoever still consumes one loses its subscription.
+        """Delete each queue with its messages, delayed messages and dead letters. Missing queues are ignored.
+
+        A consumer of such a queue loses its subscription, so ask for queues that nobody uses any more.
         """
         ...
 
     async def remove_unused(self, queues: Sequence[str]) -> Sequence[str]:
-        """Deletes each queue that nobody consumes, that is empty, and whose dead letters and delayed messages are none
-        either. Returns those that are gone, also those that were not there. Where it is not done safely (see
-        `Capabilities`), the caller sees to it that none of its own messages is on its way there."""
+        """Delete each queue that has no consumer, no message, no delayed message and no dead letter.
+
+        Returns the queues that are gone, including those that never existed. Without `Capabilities.removes_safely` the
+        caller must have no message on its way to these queues.
+        """
         ...
 
 
 class FullBroker(Broker, BrokerAdmin, Protocol):
-    """All that a broker adapter does. Whoever uses a part of it asks for that part's Protocol."""
+    """A whole broker adapter. Callers that use a part of it ask for that part's Protocol."""

@@ -1,6 +1,6 @@
-"""Looking at runs: lists, searches and histories.
+"""Reading runs for people: lists, searches, histories and counts.
 
-Every call may raise StoreUnavailable (cannot be reached now: try again) or StoreError (refused).
+Every call may raise StoreUnavailable (cannot be reached now, try again) or another StoreError (refused).
 """
 
 from collections.abc import Sequence
@@ -13,33 +13,35 @@ from oraculo.core.run import RunHead, RunStatus
 
 
 class RunQuery(msgspec.Struct, frozen=True):
-    """Which runs a list shows: those that fit every field that is given."""
+    """A filter for a list of runs. A run is listed when it fits every field that is given."""
 
-    statuses: frozenset[RunStatus] = frozenset()  # in one of these; none named: in any
-    name: str | None = None  # pipeline or route
-    text: str | None = None  # anywhere in the id or the name, any case
-    since: float | None = None  # created then or later
-    until: float | None = None  # created before then
+    statuses: frozenset[RunStatus] = frozenset()  # any of these; empty: any status
+    name: str | None = None  # name of the pipeline or route
+    text: str | None = None  # part of the id or the name, in any case
+    since: float | None = None  # earliest creation
+    until: float | None = None  # creation must be earlier
     limit: int = 50
-    cursor: str | None = None  # as a page before gave it
+    cursor: str | None = None  # from the page before
 
 
 class Page(msgspec.Struct, frozen=True):
+    """One page of a list of runs."""
+
     heads: Sequence[RunHead]  # newest first
-    cursor: str | None  # None: there is no more
+    cursor: str | None  # for the next page; None: this is the last
 
 
 class Browse(Protocol):
-    """Looking at runs: lists, searches, histories and counts."""
+    """The reads that lists and screens need."""
 
     async def runs(self, query: RunQuery) -> Page:
-        """Raises InvalidInput when the cursor is not one of ours."""
+        """Return one page of runs. Raises InvalidInput when the cursor is not one of ours."""
         ...
 
     async def history(self, run_id: str, *, after: int = 0, limit: int = 1000) -> Sequence[HistoryEntry]:
-        """Entries with `seq` above `after`, in order."""
+        """Return the entries with `seq` above `after`, in order."""
         ...
 
     async def census(self) -> dict[RunStatus, int]:
-        """How many runs there are in each status."""
+        """Return the number of runs in each status."""
         ...

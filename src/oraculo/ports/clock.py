@@ -1,4 +1,4 @@
-"""Time and chance, handed in so that a simulation can hold both."""
+"""Time and chance as parameters, so that a simulation can control both."""
 
 import random
 import time
@@ -8,17 +8,17 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now(self) -> float:
-        """Seconds since the epoch."""
+        """Return the seconds since the epoch."""
         ...
 
 
 class Entropy(Protocol):
     def new_id(self) -> str:
-        """An id that was never given before."""
+        """Return an id that was never returned before."""
         ...
 
     def jitter(self) -> float:
-        """A number in [0, 1)."""
+        """Return a number in [0, 1)."""
         ...
 
 

@@ -1,7 +1,7 @@
-"""Where large results rest, each run's in a folder of its own.
+"""The result store: large results, in one folder for each run.
 
-Keys are those of `core.reference`. Every call may raise ObjectsUnavailable (cannot be reached now: try again) or
-ObjectsError (refused).
+`core.result_reference` defines the keys. Every call may raise ObjectsUnavailable (cannot be reached now, try again) or
+another ObjectsError (refused).
 """
 
 from collections.abc import Callable, Sequence
@@ -19,68 +19,79 @@ T = TypeVar("T")
 
 
 class RunFolder(msgspec.Struct, frozen=True, gc=False):
-    name: str  # as `core.reference.run_folder` has it
-    written_at: float  # when something was last put into it
+    """One run's folder in the result store."""
+
+    name: str  # made by `core.result_reference.run_folder`
+    written_at: float  # the last time that something was put into it
 
 
 class Objects(Protocol):
+    """A place that keeps large results."""
+
     @property
     def name(self) -> str:
-        """For people: `folder`, `s3`, …"""
+        """The kind of place, in logs and lists: `folder`, `s3`, …"""
         ...
 
     @property
     def shared_place(self) -> str | None:
-        """Where it is, another place having another name. None: nobody else can have it."""
+        """A text that is different for each place, or None when no other installation can reach this place."""
         ...
 
     async def put(self, run_id: str, key: str, body: bytes) -> None:
-        """Writes it, durably and whole or not at all. Before a folder's first object, its run's id is put there; the
-        same key again is the same body again, and costs little."""
+        """Write an object durably: the whole of it, or nothing.
+
+        The first object of a folder is preceded by the run's id, which `owner` returns. Putting an object again is
+        cheap.
+        """
         ...
 
     async def get(self, key: str) -> bytes:
-        """Raises ObjectLost when it is not there."""
+        """Return an object. Raises ObjectLost when it is not there."""
         ...
 
     async def folders(self, shard: str) -> Sequence[RunFolder]:
-        """Of one of the 256 shards."""
+        """Return the folders in one of the 256 shards."""
         ...
 
     async def owner(self, folder: str) -> str | None:
-        """The id of the run whose folder it is; None when it holds none."""
+        """Return the id of the run that owns the folder, or None when the folder has no owner."""
         ...
 
     async def delete(self, folder: str, written_before: float) -> bool:
-        """Deletes the folder with all that is in it, the owner last; unless something was put there since then."""
+        """Delete the folder and return True, unless something was put there after `written_before`. The owner goes
+        last.
+        """
         ...
 
     async def claim(self, installation: str, *, was_claimed: bool = False) -> str:
-        """Whose place it is: the first to claim it has it for good. One that nobody else can have is the asker's.
-        `was_claimed`: the asker had it already, so that a folder which nobody has is not this one: it is away."""
+        """Return the installation that owns this place. The first one that claims it owns it for good.
+
+        A place that nobody else can reach always belongs to the caller. `was_claimed` means that the caller owned it
+        before: if the place now has no owner, the real one is not mounted.
+        """
         ...
 
     async def check(self) -> str:
-        """Proves that it can be used and tells where it is; raises ObjectsError with the reason."""
+        """Return where the place is, once reading and writing work. Raises ObjectsError with the reason."""
         ...
 
     async def close(self) -> None:
-        """Idempotent."""
+        """Close connections. Idempotent."""
         ...
 
 
 async def put_result(
     objects: Objects, run_id: str, task: str | None, payload: bytes, threads: Executor | None = None
 ) -> ResultReference:
-    """Hashing takes a while: it is done in a thread, too; in one of `threads`, or of the event loop's own, where others
-    may keep it waiting."""
+    """Put a payload and return the reference to it. Hashing takes long enough to need a thread."""
     reference = await in_thread(threads, make_reference, run_id, task, payload)
     await objects.put(run_id, reference.key, payload)
     return reference
 
 
 async def get_result(objects: Objects, reference: ResultReference, threads: Executor | None = None) -> bytes:
-    """Raises ObjectLost when it is not there, or is not what was put."""
+    """Return the payload of a reference. Raises ObjectLost when it is missing or is not what was put."""
     payload = await objects.get(reference.key)
     if not await in_thread(threads, reference.names, payload):
         raise ObjectLost(f"{reference.key} is not what was put: its size or SHA-256 differs")
@@ -88,8 +99,11 @@ async def get_result(objects: Objects, reference: ResultReference, threads: Exec
 
 
 async def in_thread(threads: Executor | None, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """In one of `threads`, or of the event loop's own. Raises ObjectsUnavailable when the system has no room for one
-    more: that says nothing of the result, which may have taken a worker hours."""
+    """Run a function in one of `threads`, or in the event loop's own pool.
+
+    Raises ObjectsUnavailable when the system has no room for another thread, so that the caller tries again: the result
+    itself is fine, and may have cost a worker hours.
+    """
     try:
         done = handed_over(threads, function, *args, **kwargs)
     except (RuntimeError, MemoryError) as error:

@@ -1,4 +1,4 @@
-"""Asking a store for many runs at once, of which a newer version may have written some."""
+"""Reading many runs at once where a newer version may have written some of them."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -11,8 +11,10 @@ Found = TypeVar("Found")
 async def readable(
     ask: Callable[[Sequence[str]], Awaitable[dict[str, Found]]], run_ids: Sequence[str]
 ) -> tuple[dict[str, Found], dict[str, WrittenByNewer]]:
-    """Those that are there, and those that cannot be read. The latter are looked for by halves: they are few, and
-    whoever asks does so again and again."""
+    """Return the runs that exist, and the errors of those that only a newer version can read.
+
+    Unreadable runs are found by halving the list, because they are few and callers ask again and again.
+    """
     try:
         return await ask(run_ids), {}
     except WrittenByNewer as error:

@@ -1,6 +1,6 @@
-"""What is kept in the store beside runs: pipelines, engines, facts, and the installation.
+"""Pipelines, engines, facts and the installation's id: all that the store keeps beside runs.
 
-Every call may raise StoreUnavailable (cannot be reached now: try again) or StoreError (refused).
+Every call may raise StoreUnavailable (cannot be reached now, try again) or another StoreError (refused).
 """
 
 from collections.abc import Sequence
@@ -8,52 +8,56 @@ from typing import Protocol
 
 
 class Registry(Protocol):
-    """Pipelines, living engines, facts of the world outside, and the name of the installation."""
+    """Pipelines, living engines, noted facts and the id of the installation."""
 
     @property
     def name(self) -> str:
-        """The store's name for people: `sqlite`, `postgresql`, …"""
+        """The kind of store, in logs and lists: `sqlite`, `postgresql`, …"""
         ...
 
     async def pipelines(self) -> dict[str, bytes]:
-        """Encoded definitions that were put by users, by name."""
+        """Return the encoded definitions that users put, by name."""
         ...
 
     async def pipelines_mark(self) -> str:
-        """Another text whenever a pipeline was put or deleted since: cheap to ask for, whatever their number."""
+        """Return a text that changes whenever a pipeline is put or deleted. Cheap, however many there are."""
         ...
 
-    async def put_pipeline(self, name: str, definition: bytes, now: float) -> None: ...
+    async def put_pipeline(self, name: str, definition: bytes, now: float) -> None:
+        """Write a definition, over any other of that name."""
+        ...
 
     async def delete_pipeline(self, name: str) -> bool:
-        """False when there was none."""
+        """Delete a definition. Returns False when there was none."""
         ...
 
     async def attend(self, engine: str, now: float, ttl: float) -> Sequence[str]:
-        """Notes that this engine lives, and returns the names, sorted, of all engines noted in the last `ttl` seconds.
-        Those that were not are forgotten."""
+        """Record that this engine lives. Return the names, sorted, of all engines recorded in the last `ttl` seconds.
+
+        Engines that were not are forgotten.
+        """
         ...
 
     async def depart(self, engine: str) -> None:
-        """The engine stops: it is forgotten at once."""
+        """Forget an engine that stops."""
         ...
 
     async def engines(self, since: float) -> Sequence[str]:
-        """The names, sorted, of the engines that were noted since then; for whoever is none of them."""
+        """Return the names, sorted, of the engines recorded since then. For processes that are no engine themselves."""
         ...
 
     async def installation(self) -> str:
-        """A text that is this store's alone, and stays: by it two installations are told apart that share something."""
+        """Return the id of this store. It never changes, and no other store has it."""
         ...
 
     async def note(self, fact: str) -> None:
-        """Remembers something of the world outside, for good."""
+        """Record a fact about the world outside, for good."""
         ...
 
     async def noted(self, fact: str) -> bool:
-        """Whether anybody did, at any time."""
+        """Return True when the fact was ever recorded."""
         ...
 
     async def clock(self) -> float | None:
-        """What its own clock says, in seconds since 1970. None: it has none but this machine's, or hides it."""
+        """Return the time of the store's own clock, in seconds since the epoch. None: it has none that can be read."""
         ...

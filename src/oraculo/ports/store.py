@@ -1,8 +1,10 @@
-"""The durable state of runs.
+"""The durable state of runs: the contract of every store adapter.
 
-Atomic for each run: its head, tasks and history are written together or not at all. Every call may raise
-StoreUnavailable (cannot be reached now: try again), which is StoreRefuses when it says so itself and what was asked has
-no part in it, or StoreError (refused).
+A run's head, tasks and history are written together or not at all. Every call may raise:
+- StoreUnavailable: the store cannot be reached now, and a later try may work;
+- StoreRefuses, which is a StoreUnavailable: the store answers that it takes nothing (its disk is full, a right is
+missing), whatever is asked of it;
+- any other StoreError: the store refused this call, and would refuse it again.
 """
 
 from collections.abc import Sequence
@@ -17,7 +19,7 @@ from oraculo.ports.registry import Registry
 
 
 class Creation(msgspec.Struct):
-    """A new run with its first changes. `fingerprint` tells whether a second request asks for the same thing."""
+    """A new run with its first changes. A request with another `fingerprint` asks for another run."""
 
     changes: Changes
     fingerprint: str
@@ -26,23 +28,27 @@ class Creation(msgspec.Struct):
 
 class CreationOutcome(StrEnum):
     CREATED = "created"
-    SAME = "same"  # the id or the idempotency key is there already, with the same fingerprint
-    ID_IN_USE = "id_in_use"  # the id is there already, with another fingerprint
-    KEY_REUSED = "key_reused"  # the idempotency key is there already, with another fingerprint
+    SAME = "same"  # the id or the idempotency key exists, with the same fingerprint
+    ID_IN_USE = "id_in_use"  # the id exists, with another fingerprint
+    KEY_REUSED = "key_reused"  # the idempotency key exists, with another fingerprint
 
 
 class Created(msgspec.Struct, frozen=True):
+    """The outcome of one Creation."""
+
     outcome: CreationOutcome
-    run_id: str  # of the run that is there now: the new one, or the one that was there before
+    run_id: str  # the new run, or the one that existed before
 
 
 class Committed(msgspec.Struct, frozen=True):
-    created: Sequence[Created]  # one for each creation, in their order
-    conflicts: frozenset[str]  # runs whose version was not the expected one: nothing of theirs was written
+    """The outcome of one `commit`."""
+
+    created: Sequence[Created]  # one for each Creation, in the same order
+    conflicts: frozenset[str]  # runs whose version was not the expected one: their changes are not written
 
 
 class Snapshot(msgspec.Struct):
-    """A run as it was committed. `definition` and `payload` are the bytes that were created with it."""
+    """A committed run. `definition` and `payload` are the bytes of its Creation."""
 
     head: RunHead
     definition: bytes
@@ -51,14 +57,14 @@ class Snapshot(msgspec.Struct):
 
 
 class Due(msgspec.Struct, frozen=True, gc=False):
-    """A timer that rang. `task` is None for the run's own."""
+    """A timer that is due. `task` is None for the run's own timer."""
 
     run_id: str
     task: int | None = None
 
 
 class Unsent(msgspec.Struct, frozen=True, gc=False):
-    """A command, or the dead letter of a failed task, that was committed and is not noted as sent."""
+    """A committed command, or dead letter of a failed task, that is not recorded as sent."""
 
     run_id: str
     task: int
@@ -66,109 +72,126 @@ class Unsent(msgspec.Struct, frozen=True, gc=False):
 
 
 class Store(Protocol):
-    """Runs as the engine decides them: created, loaded, committed, and found when something is due."""
+    """Runs as the engine needs them: create, load, commit, and find what is due or unsent."""
 
     async def commit(self, creations: Sequence[Creation], changes: Sequence[Changes]) -> Committed:
-        """Writes everything at once, durably, and returns when it is safe.
+        """Write all creations and changes in one durable step.
 
-        A run's changes are written only where the stored version is `changes.based_on`; then the stored version, and
-        `changes.run.head.version`, become one more. A creation is written whole at version 1. The caller gives at
-        most one Changes for a run in one call.
+        A run's changes are written only where the stored version is `changes.based_on`. Then the stored version, and
+        `changes.run.head.version`, increase by one. A creation is written whole, at version 1. The caller passes at
+        most one Changes for a run.
         """
         ...
 
     async def created_with(self, idempotency_key: str, fingerprint: str) -> str | None:
-        """The id of the run that was created with both; None: there is none."""
+        """Return the id of the run that was created with this key and fingerprint, or None."""
         ...
 
     async def load(self, run_ids: Sequence[str]) -> dict[str, Snapshot]:
-        """The runs that exist, by id."""
+        """Return the runs that exist, by id."""
         ...
 
     async def heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:
-        """The heads of the runs that exist, by id: cheap, whatever their width."""
+        """Return the heads of the runs that exist, by id. Cheap, whatever their width."""
         ...
 
     async def task(self, run_id: str, number: int) -> Task | None:
-        """One task of a run, as cheap as it is itself, whatever the run's width. None: there is no such."""
+        """Return one task of a run, or None. Cheap, whatever the run's width."""
         ...
 
     async def unchanged(self, copies: Sequence[RunHead]) -> frozenset[str]:
-        """Of these runs, by id, those that nobody has changed since the copy was read or written. As cheap as heads."""
+        """Return the ids of the copies that are still the stored version. As cheap as `heads`."""
         ...
 
     async def due(self, now: float, limit: int) -> Sequence[Due]:
-        """Timers at or before `now`, the oldest first. They stay until a commit moves or clears them."""
+        """Return timers at or before `now`, oldest first. They stay until a commit moves or clears them."""
         ...
 
     async def next_due(self) -> float | None:
-        """When the next timer rings; None when there is none."""
+        """Return the time of the next timer, or None."""
         ...
 
     async def unsent(self, limit: int, after: tuple[str, int] | None = None) -> Sequence[Unsent]:
-        """Commands of open tasks, and dead letters of failed ones, that are not noted as sent: in a stable order,
-        starting behind (run id, task) `after`."""
+        """Return unsent commands of open tasks and unsent dead letters of failed tasks.
+
+        The order is stable. The list starts after the (run id, task) of `after`.
+        """
         ...
 
     async def brokers_in_use(self) -> Sequence[str | None]:
-        """The brokers that took the commands of tasks in work; None: it was not noted which."""
+        """Return the brokers that took commands of tasks in work. None stands for a broker that was not recorded."""
         ...
 
     async def held_by(
         self, via: str | None, limit: int, after: str = "", *, dead_letters: bool = False
     ) -> Sequence[str]:
-        """Runs with commands in work, or with dead letters, that this broker took: in a stable order, starting behind
-        run `after`."""
+        """Return runs with commands in work, or with dead letters, that this broker took.
+
+        The order is stable. The list starts after the run `after`.
+        """
         ...
 
     async def forget_sent(self) -> int:
-        """The broker lost its memory: every command in work (`em_execucao`) and every resting dead letter counts as
-        not sent. Returns how many. Call it before the engine takes work: it moves no version."""
+        """Count every command in work (`em_execucao`) and every dead letter as unsent, because the broker lost its
+        memory.
+
+        Returns how many there were. Run versions do not change, so call it before the engine takes work.
+        """
         ...
 
 
 class StoreUpkeep(Protocol):
-    """Opening, checking, migrating and closing a store, and deleting what is old."""
+    """Opening, checking, migrating and closing a store, and deleting old runs."""
 
     @property
     def name(self) -> str:
-        """For people: `sqlite`, `postgresql`, …"""
+        """The kind of store, in logs and lists: `sqlite`, `postgresql`, …"""
         ...
 
     async def start(self) -> None:
-        """Opens it. An empty one gets its schema; raises StoreError, which names what to run, when the schema is older
-        than this program's and others may be using it, or newer. Idempotent."""
+        """Open the store. An empty one gets its schema. Idempotent.
+
+        Raises StoreError, which names the command to run, when the schema is newer than this program's, or is older and
+        others may be using it.
+        """
         ...
 
     async def migrate(self) -> Sequence[str]:
-        """Brings the schema up to date and returns what was done, in order; nothing when it was. Idempotent, and safe
-        when several do it at once. Needs no start before it, and leaves the store open."""
+        """Bring the schema up to date. Return the steps that were done, in order.
+
+        Idempotent, and safe when several processes do it at once. It needs no `start` before, and leaves the store
+        open.
+        """
         ...
 
     async def check(self) -> str:
-        """Proves that it can be read and written and returns its version; raises StoreUnavailable with the reason. What
-        stands behind a semicolon is a warning: runs can be lost as it is set up."""
+        """Return the store's version, once reading and writing work. Raises StoreUnavailable with the reason.
+
+        A text after a semicolon is a warning: its settings allow runs to be lost.
+        """
         ...
 
     async def prune(self, ended_before: float, limit: int) -> int:
-        """Deletes runs that ended before then and have nothing left to deliver. Returns how many were deleted."""
+        """Delete runs that ended before then and have nothing left to deliver. Return how many."""
         ...
 
     async def close(self) -> None:
-        """Finishes what was accepted and closes. Idempotent."""
+        """Finish the work that was accepted, and close. Idempotent."""
         ...
 
 
 class Storage(Store, StoreUpkeep, Browse, Registry, Protocol):
-    """All that a store adapter does. Whoever uses a part of it asks for that part's Protocol."""
+    """A whole store adapter. Callers that use a part of it ask for that part's Protocol."""
 
 
 @runtime_checkable
 class LaidOutAtStart(Protocol):
-    """A store that its first start lays out, for whoever wants to know how it is and change nothing."""
+    """A store that creates its schema at the first start, and that can be inspected without doing so."""
 
     async def look(self) -> str | None:
-        """Its version, as `check` has it, when it is empty and could be laid out; that was tried, and nothing is left
-        of it. None when it is laid out. Needs no start. Raises StoreError when that, or what a run needs, is refused.
+        """Return the store's version, as `check` does, when it is empty and its schema could be created.
+
+        It tries that and undoes it. Returns None when the schema exists. Needs no `start`. Raises StoreError when
+        creating the schema, or what a run needs, is refused.
         """
         ...

@@ -1,6 +1,6 @@
-"""What happens inside, told to whoever listens: metrics and logs are subscribers.
+"""Records of what happens inside. Logs, metrics and traces subscribe to them.
 
-One frozen record for each kind of happening; the engine tells them by batch, so that telling costs little.
+The engine emits one record for a whole batch, to keep the cost low.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from oraculo.pipeline.definition import Step
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    pass
+    """One thing that happened."""
 
 
 class BatchCommitted(Record, frozen=True, gc=False):
@@ -26,7 +26,7 @@ class BatchCommitted(Record, frozen=True, gc=False):
 
 
 class HistoryAdded(Record, frozen=True, gc=False):
-    """What a commit added to a run's history. Read it at once: the tasks go on changing."""
+    """The entries that a commit added to a run's history. Read it at once: the tasks go on changing."""
 
     run_id: str
     name: str
@@ -45,7 +45,7 @@ class RunFinished(Record, frozen=True, gc=False):
 
 
 class AnswerTaken(Record, frozen=True, gc=False):
-    """`verdict`: applied, late, duplicate, unknown."""
+    """An answer was decided. `verdict` is applied, late, duplicate or unknown."""
 
     run_id: str
     verdict: str
@@ -78,7 +78,7 @@ class DeliveryAttempted(Record, frozen=True, gc=False):
 
 
 class LoopFailed(Record, frozen=True, gc=False):
-    """A background duty met an error and goes on after a pause."""
+    """A background task of the engine met an error, and goes on after a pause."""
 
     duty: str
     reason: str
@@ -90,7 +90,7 @@ class PipelineFileRejected(Record, frozen=True, gc=False):
     file: str  # empty: the folder itself
     pipeline: str
     reason: str
-    in_use: bool  # whether its last good version is used
+    in_use: bool  # its last good version is used
 
 
 class PipelineFileMended(Record, frozen=True, gc=False):
@@ -100,7 +100,7 @@ class PipelineFileMended(Record, frozen=True, gc=False):
 
 
 class ConsumerRebuilt(Record, frozen=True, gc=False):
-    """A consumer was connected and deaf."""
+    """A consumer that was connected and received nothing is made again."""
 
     broker: str
     queue: str
@@ -108,27 +108,27 @@ class ConsumerRebuilt(Record, frozen=True, gc=False):
 
 
 class BrokerChanged(Record, frozen=True, gc=False):
-    """A broker was lost, or is back: then `trouble` is None."""
+    """A broker was lost or is back. `trouble` is None when it is back."""
 
     broker: str
     trouble: str | None
 
 
 class StoreBack(Record, frozen=True, gc=False):
-    """It works again. That it did not was told by each duty that failed."""
+    """The store works again. Each duty that failed meanwhile emitted a LoopFailed."""
 
     store: str
 
 
 class CommandsTakenBack(Record, frozen=True, gc=False):
-    """Runs whose commands are sent again, because the broker that took them was lost."""
+    """Commands of runs are sent again, because the broker that took them was lost."""
 
     broker: str
     runs: int
 
 
 class EnginesChanged(Record, frozen=True, gc=False):
-    """`engines`: those that share the store now, this one among them."""
+    """An engine joined or left. `engines` are those that share the store now, including this one."""
 
     engine: str
     engines: tuple[str, ...]
@@ -139,14 +139,14 @@ class RunsPruned(Record, frozen=True, gc=False):
 
 
 class QueuesRemoved(Record, frozen=True, gc=False):
-    """Queues that were made for requests and that nobody used any more."""
+    """Queues that requests had created were removed, because nobody used them any more."""
 
     queues: tuple[str, ...]
 
 
 class Telemetry(Protocol):
     def emit(self, record: Record) -> None:
-        """Never raises and never blocks."""
+        """Hand a record to the subscribers. Never raises and never blocks."""
         ...
 
 
@@ -154,7 +154,7 @@ Subscriber = Callable[[Record], None]
 
 
 class Silent:
-    """For those who do not listen."""
+    """A Telemetry that discards every record."""
 
     def emit(self, record: Record) -> None:
         pass

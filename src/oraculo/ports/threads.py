@@ -1,4 +1,4 @@
-"""Work for a thread, so that the event loop goes on with everybody else's."""
+"""Running a function in a thread, so that it does not block the event loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,9 +13,11 @@ T = TypeVar("T")
 def handed_over(
     threads: Executor | None, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
 ) -> "asyncio.Future[T]":
-    """To one of `threads`, or of the event loop's own. Raises RuntimeError, with the text NO_THREAD, when the system
-    has no room for one more: the work stays in the line of `threads` all the same, so what it holds is let go, and it
-    is not done later."""
+    """Run a function in one of `threads`, or in the event loop's own pool.
+
+    Raises RuntimeError with the text NO_THREAD when the system has no room for another thread. The executor keeps the
+    job in its line even then, so the job is emptied first: it holds nothing and does nothing later.
+    """
     work = [partial(function, *args, **kwargs)]
     try:
         return asyncio.get_running_loop().run_in_executor(threads, lambda: work.pop()())

@@ -3,7 +3,7 @@
 import asyncio
 
 from oraculo.ports.broker import Outgoing, publish_all
-from oraculo.ports.broker_admin import LETTER_BODY_BYTES, LETTER_PAGE_BYTES, DeadLetter, NotAnId
+from oraculo.ports.broker_admin import DEAD_LETTER_BODY_BYTES, DEAD_LETTER_PAGE_BYTES, DeadLetter, NotAnId
 from oraculo.testing.broker_stage import BrokerStage
 from oraculo.wire.naming import dlq_of
 
@@ -66,7 +66,7 @@ class BrokerLetters(BrokerStage):
 
     async def test_a_page_of_large_letters_ends_early_and_the_next_goes_on(self) -> None:
         async with self.running() as (broker, queue):
-            size = LETTER_PAGE_BYTES // 8 - LETTER_PAGE_BYTES // 128  # 9 of them pass the bound
+            size = DEAD_LETTER_PAGE_BYTES // 8 - DEAD_LETTER_PAGE_BYTES // 128  # 9 of them pass the bound
             for number in range(10):
                 await publish_all(broker, [Outgoing(queue, b"%d" % number * size, reason="large")])
             page = await self.eventually(lambda: broker.dead_letters(queue, limit=100), lambda page: len(page) >= 9)
@@ -76,7 +76,7 @@ class BrokerLetters(BrokerStage):
 
     async def test_a_large_letter_is_cut_on_a_page_and_whole_where_it_is_looked_for(self) -> None:
         async with self.running() as (broker, queue):
-            body = b"{" + b"a" * LETTER_BODY_BYTES + b"}"
+            body = b"{" + b"a" * DEAD_LETTER_BODY_BYTES + b"}"
             most = broker.capabilities.max_message
             if most is not None and most < len(body) + 1000:
                 return
@@ -84,7 +84,7 @@ class BrokerLetters(BrokerStage):
                 broker, [Outgoing(queue, body, reason="large"), Outgoing(queue, b"small", reason="small")]
             )
             large, small = await self.letters(broker, queue, 2)
-            assert (large.body, large.cut_from, large.reason) == (body[:LETTER_BODY_BYTES], len(body), "large")
+            assert (large.body, large.cut_from, large.reason) == (body[:DEAD_LETTER_BODY_BYTES], len(body), "large")
             assert (small.body, small.cut_from) == (b"small", None)
             seen: list[DeadLetter] = []
             await broker.look_through(queue, seen.append, [large.id])

@@ -15,7 +15,7 @@ from oraculo.brokers.failover.member import WORKS_AGAIN, Member, told
 from oraculo.brokers.failover.routing import Routing
 from oraculo.errors import BrokerError, BrokerUnavailable, QueueUnavailable
 from oraculo.ports.broker import BrokerStatus, Capabilities, Outgoing, Receipt
-from oraculo.ports.broker_admin import LETTER_SEPARATOR, DeadLetter, FullBroker, NotAnId, QueueState
+from oraculo.ports.broker_admin import DEAD_LETTER_ID_SEPARATOR, DeadLetter, FullBroker, NotAnId, QueueState
 
 PROBE_PAUSE = 1.0  # seconds between two looks at a broker that is down
 LONGEST_PROBE_PAUSE = 5.0
@@ -265,7 +265,7 @@ class FailoverBroker:
     def _place(self, after: str | None) -> tuple[int, str | None]:
         if after is None:
             return 0, None
-        name, separator, letter_id = after.partition(LETTER_SEPARATOR)
+        name, separator, letter_id = after.partition(DEAD_LETTER_ID_SEPARATOR)
         for number, member in enumerate(self._members):
             if separator and member.name == name:
                 return number, letter_id
@@ -348,7 +348,7 @@ def _sum(queue: str, at: Mapping[str, QueueState]) -> QueueState:
 
 
 def _own_ids(member: Member, ids: Iterable[str]) -> list[str]:
-    mine = member.name + LETTER_SEPARATOR
+    mine = member.name + DEAD_LETTER_ID_SEPARATOR
     return [letter_id.removeprefix(mine) for letter_id in ids if letter_id.startswith(mine)]
 
 
@@ -357,4 +357,4 @@ def _show(see: Callable[[DeadLetter], None], broker: str, letter: DeadLetter) ->
 
 
 def _renamed(letter: DeadLetter, broker: str) -> DeadLetter:
-    return msgspec.structs.replace(letter, id=f"{broker}{LETTER_SEPARATOR}{letter.id}")
+    return msgspec.structs.replace(letter, id=f"{broker}{DEAD_LETTER_ID_SEPARATOR}{letter.id}")

@@ -29,7 +29,7 @@ from oraculo.brokers.rabbitmq.frames import Deliveries, Parcel
 from oraculo.brokers.rabbitmq.publisher import NotConfirmed
 from oraculo.errors import BrokerError
 from oraculo.ports.broker import NO_REASON
-from oraculo.ports.broker_admin import LETTER_PAGE_BYTES, DeadLetter, NotAnId
+from oraculo.ports.broker_admin import DEAD_LETTER_PAGE_BYTES, DeadLetter, NotAnId
 from oraculo.wire.naming import AMQP_REASON_HEADER, LONGEST_REASON, dlq_name, source_name
 
 Item = TypeVar("Item")
@@ -567,7 +567,7 @@ class Oldest:
     def put(self, letter: DeadLetter) -> None:
         self._kept.append(letter)
         self.held += len(letter.body)
-        if len(self._kept) > 2 * self._limit or self.held > 3 * LETTER_PAGE_BYTES:  # now and then
+        if len(self._kept) > 2 * self._limit or self.held > 3 * DEAD_LETTER_PAGE_BYTES:  # now and then
             self._kept = self.letters()
             self.held = sum(len(kept.body) for kept in self._kept)
 

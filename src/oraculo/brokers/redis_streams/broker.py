@@ -56,7 +56,7 @@ from oraculo.clients.redis import Command, ReplyError, connect, database_of, err
 from oraculo.core.chunks import pages
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge, QueueDown
 from oraculo.ports.broker import BrokerStatus, Capabilities, Outgoing, Receipt
-from oraculo.ports.broker_admin import LETTER_BODY_BYTES, DeadLetter, FullBroker, NotAnId, QueueState
+from oraculo.ports.broker_admin import DEAD_LETTER_BODY_BYTES, DeadLetter, FullBroker, NotAnId, QueueState
 from oraculo.ports.clock import Clock, SystemClock
 from oraculo.wire.naming import LONGEST_REASON, dlq_name, is_dlq, source_name
 
@@ -197,7 +197,7 @@ class RedisStreamsBroker:
         if after == LAST_ID:
             return []
         start = "-" if after is None else f"({after}"
-        bounds = (limit, READ_TOGETHER, LETTER_BODY_BYTES, 4 * LONGEST_REASON)
+        bounds = (limit, READ_TOGETHER, DEAD_LETTER_BODY_BYTES, 4 * LONGEST_REASON)
         found: list[Any] = await self._server.run(LETTERS, [dlq_name(queue)], start, *bounds)
         return found
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from oraculo.ports.broker import NO_REASON
-from oraculo.ports.broker_admin import LETTER_BODY_BYTES, DeadLetter
+from oraculo.ports.broker_admin import DEAD_LETTER_BODY_BYTES, DeadLetter
 from oraculo.wire.naming import dlq_name
 
 _DELAYED_SUFFIX = ":delayed"  # with a sign that no queue's name has: it is never the stream of another queue
@@ -52,7 +52,7 @@ def letter(queue: str, entry: bytes, fields: list[bytes]) -> DeadLetter:
 
 def as_far_as_shown(beginning: DeadLetter, size: int) -> DeadLetter:
     """Return a letter of which the server gave the beginning of a body of `size` bytes."""
-    return beginning if size <= LETTER_BODY_BYTES else msgspec.structs.replace(beginning, cut_from=size)
+    return beginning if size <= DEAD_LETTER_BODY_BYTES else msgspec.structs.replace(beginning, cut_from=size)
 
 
 def _shown_body(named: dict[bytes, bytes]) -> bytes:
