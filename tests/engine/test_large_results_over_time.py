@@ -17,7 +17,7 @@ from oraculo.core.result_reference import CLAIM, SHARDS, encode_reference, make_
 from oraculo.engine.deliver import deliveries
 from oraculo.engine.retention import objects as object_retention
 from oraculo.engine.retention.objects import ObjectRetention
-from oraculo.engine.send import outbox
+from oraculo.engine.send import outbox, sweep
 from oraculo.errors import InvalidSettings, NotFound, ObjectsError, ObjectsUnavailable, QueueFull
 from oraculo.ports.broker import Outgoing, Receipt
 from oraculo.ports.clock import SystemClock
@@ -234,7 +234,7 @@ async def test_commands_that_wait_for_an_object_store_that_is_away_do_not_hide_o
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox, "_MOST_READING", 1)
-    monkeypatch.setattr(outbox, "_PAGE", 1)
+    monkeypatch.setattr(sweep, "_PAGE", 1)
     objects, broker = Faulty(tmp_path), Refusing("escavador_z")
     objects.gate = asyncio.Event()
     async with Harness(two_steps_app([]), settings=KEPT, objects=objects, broker=broker) as oraculo:
@@ -245,7 +245,7 @@ async def test_commands_that_wait_for_an_object_store_that_is_away_do_not_hide_o
         await until(lambda: broker.refused, saying="that its queue has no room")
         broker.has_room = True
         assert (await PlainWorker(oraculo, "escavador_z").takes())["id"] == run_id
-        assert not oraculo.engine._outbox._spilled  # else each sweep would ask for all that wait
+        assert not oraculo.engine._outbox.has_spilled  # else each sweep would ask for all that wait
         objects.gate.set()
         assert {(await oraculo.ended(one))["status"] for one in waiting} == {"concluida"}
 

@@ -17,7 +17,7 @@ from oraculo.engine import pipelines
 from oraculo.engine.cluster.peers import Peers
 from oraculo.engine.decide import intake
 from oraculo.engine.inbox import Inbox, Wish
-from oraculo.engine.send import outbox, publisher
+from oraculo.engine.send import publisher, sweep
 from oraculo.engine.service import Role
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.pipeline.definition import Definition, decode_definition
@@ -119,7 +119,7 @@ async def test_an_engine_that_starts_leaves_what_others_are_sending_now(group: G
     await one.__aenter__()
     runs = [await one.submit({"destinos": ["executador_x"]}) for _ in range(10)]
     await other.__aenter__()
-    await until(lambda: len(other.engine._outbox._seen_unsent) == 10)
+    await until(lambda: len(other.engine._sweep._seen) == 10)
     assert journal.seen == []
     slow.gate.set()
     for run_id in runs:
@@ -311,7 +311,7 @@ class FullQuarantine(Unreachable):
 
 async def test_commands_are_swept_though_the_quarantine_is_full(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publisher, "MAX_WAITING", 4)
-    monkeypatch.setattr(outbox, "_PAGE", 1)  # the dead letters are unsent too, and come before the command
+    monkeypatch.setattr(sweep, "_PAGE", 1)  # the dead letters are unsent too, and come before the command
     journal, broker = Journal(), FullQuarantine(group.server)
     apps = failing_app("executador_x", failures=None, for_good=True), recording_app(journal, ("escavador_a",))
     one, front = group.member(*apps, broker=broker), group.member(role=Role.FRONT, broker=Unreachable(group.server))
@@ -340,11 +340,11 @@ async def test_commands_of_others_are_left_while_the_broker_takes_nothing(group:
         await until(lambda: looks == 2, saying="the look and the sweep of the start")
         await cut_off.submit({"destinos": ["nobody"], "timeout": 0.5})
         await until(lambda: cut_off.engine._outbox.trouble, saying="that the broker takes nothing")
-        await cut_off.engine._outbox.sweep()
+        await cut_off.engine._sweep.look()
         assert looks == 2
         await other.stop()
         await cut_off.engine.peers.attend()
-        await cut_off.engine._outbox.sweep()
+        await cut_off.engine._sweep.look()
         assert looks > 2, "alone, it looks all the same"
 
 
@@ -359,7 +359,7 @@ async def test_commands_that_an_api_is_still_sending_are_not_sent_again_by_the_e
     async with acquainted(engine, front):
         await front.submit({"destinos": ["nobody"]})
         for _ in range(3):
-            await engine.engine._outbox.sweep(at_once=at_its_start)
+            await engine.engine._sweep.look(is_start=at_its_start)
         slow.gate.set()
         await front.engine._outbox.flushed()
         [state] = await group.server.queues(["nobody"])

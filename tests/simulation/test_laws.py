@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from oraculo.engine.decide import pacing
-from oraculo.engine.send import rations
+from oraculo.engine.send import sweep
 from oraculo.testing.simulation import world
 from oraculo.testing.simulation.faults import Faults
 from oraculo.testing.simulation.running import run_seed
@@ -92,7 +92,7 @@ def with_a_small_prefetch(patch: pytest.MonkeyPatch) -> None:
 def test_no_law_is_broken_by_full_queues_that_are_offered_one_message_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rations, "RATION", 1)
+    monkeypatch.setattr(sweep, "MOST_RETRIED", 1)
     for seed in range(SEEDS // 10):
         outcome = run_seed(seed, Faults(not_taken=0.4, away=0.01, engine_crash=0.002))
         assert outcome.is_clean, f"seed {seed}: {outcome.violations}"

@@ -28,6 +28,7 @@ from oraculo.engine.operations import Operations
 from oraculo.engine.send import outbox
 from oraculo.engine.send.outbox import Outbox
 from oraculo.engine.send.publisher import Key
+from oraculo.engine.send.sweep import Sweep
 from oraculo.engine.timers import Timers
 from oraculo.ports.broker import BrokerStatus, Consumer, Receipt
 from oraculo.ports.store import Committed, Created
@@ -64,10 +65,10 @@ def ack_before_commit(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_resend(patch: pytest.MonkeyPatch) -> None:
-    async def sweep(self: Outbox, *, at_once: bool = False) -> None:
+    async def look(self: Sweep, *, is_start: bool = False) -> None:
         return
 
-    patch.setattr(Outbox, "sweep", sweep)
+    patch.setattr(Sweep, "look", look)
 
 
 def duplicate_counted(patch: pytest.MonkeyPatch) -> None:

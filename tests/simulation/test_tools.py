@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from oraculo.engine.send.outbox import Outbox
+from oraculo.engine.send.sweep import Sweep
 from oraculo.errors import InvalidInput
 from oraculo.pipeline.definition import parse_pipeline
 from oraculo.testing.simulation import campaign, rehearsal
@@ -125,7 +125,7 @@ def test_a_rehearsal_reports_a_broken_law(monkeypatch: pytest.MonkeyPatch) -> No
     found = rehearse(PIPELINE, {}, USUAL, Faults(engine_crash=0.02), range(20))
     assert found.violations
     assert all(how.startswith("law ") for how in found.violations.values())
-    assert Outbox.sweep.__name__ == "sweep"
+    assert Sweep.look.__name__ == "look"
 
 
 def test_the_longest_path_is_told_by_the_stand_ins() -> None:

@@ -42,7 +42,9 @@ from oraculo.engine.results.reader import ResultReader
 from oraculo.engine.results.writer import ResultWriter
 from oraculo.engine.retention.objects import ObjectRetention, claim, claim_fault
 from oraculo.engine.retention.runs import RunRetention
+from oraculo.engine.send.backlog import Backlog
 from oraculo.engine.send.outbox import Outbox
+from oraculo.engine.send.sweep import RefusedCommands, Sweep
 from oraculo.engine.timers import Timers
 from oraculo.engine.watchers import Lookout, Watchers
 from oraculo.errors import BrokerUnavailable, StoreError, StoreUnavailable
@@ -158,18 +160,21 @@ class Engine:
 
         # What goes out.
         is_front = role is Role.FRONT
+        self._backlog, refused = Backlog(store), RefusedCommands()
         self._outbox = Outbox(
             broker,
             store,
             self.inbox,
-            self.peers,
             self.results,
             self.names,
             clock,
             telemetry,
             self.made_queues,
+            self._backlog,
+            refused.note,
             others_answer=is_front,
         )
+        self._sweep = Sweep(self._outbox, self._backlog, refused, store, self.inbox, self.peers, engine.poll)
         self._http = HttpPost(settings.webhook)
         post = post or self._http
         self._deliveries = Deliveries(
@@ -234,7 +239,7 @@ class Engine:
         if self._connected and not self.broker.capabilities.durable:
             await self.store.forget_sent()
         if self.role is Role.WHOLE and await self._may_have_unsent():
-            self._outbox.begin()
+            self._backlog.begin(self.clock.now())
         self._deciding = asyncio.create_task(self._decide(), name="intake")
         self._duties = [self._duty(name, work) for name, work in self._works().items()]
         if self._connected:
@@ -270,7 +275,7 @@ class Engine:
             of_all["memories"] = self._broker_marks.run
         return of_all | {
             "engines": self.peers.run,
-            "sweep": self._sweep,
+            "sweep": self._sweep.run,
             "timers": self._ring_timers,
             "last looks": self._last_looks.run,
             "leases": self._renew_leases,
@@ -413,12 +418,6 @@ class Engine:
         while True:
             await asyncio.sleep(self.settings.engine_lease / 3)
             await self._intake.renew_leases()
-
-    async def _sweep(self) -> None:
-        await self._outbox.sweep(at_once=True)
-        while True:
-            await asyncio.sleep(self.settings.engine.poll)
-            await self._outbox.sweep()
 
     async def refresh_pipelines(self) -> None:
         """Another process may have put one a moment ago."""

@@ -2,7 +2,7 @@
 noted as sent is sent again by whoever finds it, under the same identity."""
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import NamedTuple
@@ -13,14 +13,11 @@ from oraculo.core.events import Answered, Sent, Unsendable
 from oraculo.core.result_reference import ResultReference
 from oraculo.core.run import Changes, Run, Task, TaskStatus
 from oraculo.core.troubled_queues import TroubledQueues
-from oraculo.engine.cluster.peers import Peers
-from oraculo.engine.inbox import Inbox, Note, Resend
+from oraculo.engine.inbox import Inbox, Note
 from oraculo.engine.queues.removal import NotedQueues
 from oraculo.engine.results.reader import ResultReader
 from oraculo.engine.send.backlog import Backlog
 from oraculo.engine.send.publisher import MAX_WAITING, Entry, Key, PublishLine
-from oraculo.engine.send.rations import Rations
-from oraculo.engine.send.rounds import Round
 from oraculo.engine.send.run_order import FEW
 from oraculo.errors import BrokerError, MessageTooLarge, ObjectLost, ObjectsError, OraculoError
 from oraculo.ports.broker import Broker, Outgoing
@@ -33,14 +30,12 @@ from oraculo.wire.timestamps import to_iso
 # Commands that are lined up in one go. To encode all 50,000 of a wide run at once would hold the event loop for half a
 # second.
 PORTION = 500
-_PAGE = 1000
 _NONE: Mapping[str, bytes] = MappingProxyType({})
 _ROOM_FOR_MANY = 0.8  # of a line; the rest is kept for small runs
-_MOST_SEEN = 50_000  # that are remembered
-_COURTESY = 2.0  # seconds that each engine that comes before has
 _MOST_READING = 200  # commands that wait for large results
 _REFUSING_TOLD = 60.0  # seconds since a queue did not take something: longer than until it is tried again
 
+OnRefused = Callable[[Unsent, str, TroubledQueues], None]  # what, by which queue, and where that is noted
 _Wanted = tuple[int, int]  # task, attempt
 _Portion = tuple[Run, Sequence[_Wanted], Sequence[_Wanted]]  # of the commands of a run, and of its dead letters
 
@@ -69,12 +64,13 @@ class Outbox:
         broker: Broker,
         store: Store,
         inbox: Inbox,
-        peers: Peers,
         results: ResultReader,
         names: QueueNames,
         clock: Clock,
         telemetry: Telemetry,
         made_queues: NotedQueues,
+        backlog: Backlog,
+        on_refused: OnRefused,
         *,
         others_answer: bool = False,
     ) -> None:
@@ -82,11 +78,12 @@ class Outbox:
         self._store = store
         self._inbox = inbox
         self._others_answer = others_answer
-        self._peers = peers
         self._results = results
         self._names = names
         self._clock = clock
         self._telemetry = telemetry
+        self._backlog = backlog
+        self._on_refused = on_refused
         self._refusing = TroubledQueues(_REFUSING_TOLD)
         self._refusing_letters = TroubledQueues(_REFUSING_TOLD)
         self._known = made_queues.known
@@ -117,15 +114,7 @@ class Outbox:
         self._dying: dict[Key, DeadLettered] = {}  # told when it is in quarantine: a full one is tried again and again
         self._reading: dict[Key, asyncio.Task[None]] = {}  # the large results that a command hands on
         self._later: asyncio.Queue[_Portion] = asyncio.Queue(MAX_WAITING // PORTION)
-        self._spilled = False  # there was no room: the sweep finds what was left out
-        self._rations = Rations()
-        self._seen_unsent: dict[Unsent, float] = {}  # and since when, by the loop's time: clocks may be set back
-        self._round = Round()
-        self._backlog = Backlog(store)
-
-    def begin(self) -> None:
-        """Let new small runs wait for the first sweep: it finds older ones."""
-        self._backlog.begin(self._clock.now())
+        self.has_spilled = False  # there was no room: the sweep finds what was left out
 
     # -- what the intake hands over -----------------------------------------------------------------------------
 
@@ -141,7 +130,7 @@ class Outbox:
         portions += [(changes.run, (), some) for some in pages(changes.dead_letters, PORTION)]
         for portion in portions:
             if self._later.full():
-                self._spilled = True
+                self.has_spilled = True
                 return
             self._later.put_nowait(portion)
 
@@ -168,7 +157,7 @@ class Outbox:
         if key in self._in_flight:
             return
         if not self._has_room(run, number, dead, shared.are_many):
-            self._spilled = True
+            self.has_spilled = True
             return
         if _is_overtaken(task, key):  # within the same batch
             return
@@ -224,7 +213,7 @@ class Outbox:
                 return
         task = run.tasks[key[1]]
         if not self._has_room(run, key[1], dead, are_many):  # it filled up while the results were read
-            self._spilled = True
+            self.has_spilled = True
             return
         if not _is_overtaken(task, key):  # while the results were read
             now_iso = to_iso(self._clock.now())
@@ -328,7 +317,7 @@ class Outbox:
                     continue
                 self._refusing.note([message.queue], reason, asyncio.get_running_loop().time())
             refusing = self._refusing_letters if is_dead_letter else self._refusing
-            self._rations.note(Unsent(run_id, task, attempt), message.queue, refusing)
+            self._on_refused(Unsent(run_id, task, attempt), message.queue, refusing)
 
     async def flushed(self) -> None:
         """Returns when everything that was handed over is confirmed."""
@@ -345,99 +334,15 @@ class Outbox:
         if self._reading:
             await asyncio.wait(list(self._reading.values()))
 
-    # -- the sweep ------------------------------------------------------------------------------------------------
+    # -- what the sweep asks --------------------------------------------------------------------------------------
 
-    async def sweep(self, *, at_once: bool = False) -> None:
-        """Finds commands that were committed and are not noted as sent: a crash's, another engine's, the spilled.
-
-        What is seen for the first time may be another process's, on its way now. Alone, it is sent when the next sweep
-        still finds it; with others, which may have much to send, when the one that committed it would be missed by now,
-        and those that come first had their time. `at_once` skips that courtesy: at start, and for what this
-        engine had no room for, when there is no other. At a start an API beside may be sending a wide run just now.
-        """
-        if self.trouble is not None and not self._peers.is_alone:
-            return  # others' commands would only be sent twice when the broker is back
-        is_start = at_once
-        at_once = ((at_once and not self._peers.has_apis_beside) or self._spilled) and self._peers.is_alone
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        self._spilled = False
-        self._rations.begin(began, lambda one: at_once or self._is_ours(one, began))
-        if at_once:
-            self._round = Round()
-        if at_once and is_start:
-            await self._read_backlog()
-        if not await self._send_backlog():
-            self._spilled = True
-            return
-        seen: dict[Unsent, float] = {}
-        is_full, after = False, self._round.start
-        while page := await self._store.unsent(_PAGE, after):
-            after = (page[-1].run_id, page[-1].task)
-            await self._resend(page, seen, at_once=at_once)
-            is_full = self._is_full()
-            if is_full or (len(seen) >= _MOST_SEEN and not at_once):
-                break
-        self._seen_unsent = seen
-        if is_full:
-            self._spilled = True
-            self._round.interrupted()
-        else:
-            self._rations.keep_only(seen)
-            patience = self._peers.ttl + len(self._peers.engines) * _COURTESY
-            self._round.looked(after if page else None, began, loop.time(), patience)
-
-    async def _read_backlog(self) -> None:
-        try:
-            await self._backlog.read()
-        except Exception:
-            self._send_released()  # new runs are not to wait for a store that cannot tell
-            raise
-
-    def _send_released(self) -> None:
-        for changes in self._backlog.release():
-            self.send(changes)
-
-    async def _send_backlog(self) -> bool:
-        """Return whether there was room for all of it."""
-        while True:
-            self._send_released()
-            if self._backlog.is_empty:
-                return True
-            if self._is_full():
-                return False
-            await self._resend(self._backlog.take(), {}, at_once=True)
-
-    async def _resend(self, page: Sequence[Unsent], seen: dict[Unsent, float], *, at_once: bool) -> None:
-        """Waits until they are decided, so that a page does not pile up on the one before."""
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        left = [one for one in page if not self._is_in_flight(one)]
-        ours = [one for one in left if at_once or self._is_ours(one, now)]
-        lost = [one for one in ours if self._rations.grants(one, now)]
-        if len(seen) < _MOST_SEEN:
-            seen.update({one: self._seen_unsent.get(one, now) for one in left})
-            # What is refused for a while, as by a full queue, is not for every engine to try at every look.
-            seen.update({one: now for one in ours if self._peers.rank(one.run_id)})
-        resends = [Resend(one.run_id, one.task, one.attempt, loop.create_future()) for one in lost]
-        self._inbox.put(resends)
-        await asyncio.gather(*(resend.done for resend in resends), return_exceptions=True)
-
-    def _is_ours(self, one: Unsent, now: float) -> bool:
-        since = self._seen_unsent.get(one)
-        if since is None:
-            return False
-        if self._peers.is_alone and not self._peers.has_apis_beside:
-            return True
-        longer = now - since - self._peers.ttl
-        return longer >= 0 and longer >= self._peers.rank(one.run_id) * _COURTESY  # the rank takes a while to tell
-
-    def _is_in_flight(self, one: Unsent) -> bool:
+    def is_in_flight(self, one: Unsent) -> bool:
+        """Return whether the command or the dead letter is on its way."""
         return any((one.run_id, one.task, one.attempt, dead) in self._in_flight for dead in (False, True))
 
-    def _is_full(self) -> bool:
-        """Only by what is sent now: neither a quarantine that is full, nor queues in doubt, nor an object store that is
-        away hold up the commands."""
+    @property
+    def is_full(self) -> bool:
+        """Whether commands to queues that work leave no room for more."""
         loads = self._commands.load, self._first_commands.load, self._later.qsize() / self._later.maxsize
         return max(loads) >= 0.5
 

@@ -9,7 +9,7 @@ import pytest
 
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.troubled_queues import TroubledQueues
-from oraculo.engine.send import outbox, rations
+from oraculo.engine.send import sweep
 from oraculo.errors import QueueFull
 from oraculo.ports.broker import Capabilities, Outgoing, Receipt
 from oraculo.ports.store import Unsent
@@ -20,41 +20,41 @@ from oraculo.testing.simulation.virtual_time import SeededEntropy, VirtualClock,
 from oraculo.wire import naming
 from oraculo.wire.message import decode_message
 
-TurnedAway = tuple[rations.Rations, list[Unsent]]
-RATION = 3
+TurnedAway = tuple[sweep.RefusedCommands, list[Unsent]]
+MOST_RETRIED = 3
 LOOK = 1.0  # seconds between two
 
 
 @pytest.fixture(autouse=True)
-def _small_rations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rations, "RATION", RATION)
+def _few_are_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "MOST_RETRIED", MOST_RETRIED)
 
 
 @pytest.fixture
 def turned_away() -> TurnedAway:
     """One more than the ration is for a queue that refuses."""
-    made, refusing = rations.Rations(), TroubledQueues(60.0)
+    made, refusing = sweep.RefusedCommands(), TroubledQueues(60.0)
     refusing.note(["executador_x"], "no room", 0.0)
-    waiting = [Unsent(f"r{number}", 0, 1) for number in range(RATION + 1)]
-    made.begin(0.0, lambda one: True)
+    waiting = [Unsent(f"r{number}", 0, 1) for number in range(MOST_RETRIED + 1)]
+    made.choose(0.0, lambda one: True)
     for one in waiting:
         made.note(one, "executador_x", refusing)
     return made, waiting
 
 
-def granted(made: rations.Rations, waiting: Sequence[Unsent]) -> list[Unsent]:
-    return [one for one in waiting if made.grants(one, 1.0)]
+def granted(made: sweep.RefusedCommands, waiting: Sequence[Unsent]) -> list[Unsent]:
+    return [one for one in waiting if made.takes_turn(one, 1.0)]
 
 
 def test_what_is_not_to_be_offered_takes_no_part_of_the_ration(turned_away: TurnedAway) -> None:
     made, waiting = turned_away
-    made.begin(1.0, lambda one: one != waiting[0])
+    made.choose(1.0, lambda one: one != waiting[0])
     assert granted(made, waiting) == waiting[1:]
 
 
 def test_what_is_unsent_no_more_is_forgotten(turned_away: TurnedAway) -> None:
     made, waiting = turned_away
-    made.begin(1.0, lambda one: False)
+    made.choose(1.0, lambda one: False)
     made.keep_only(waiting[:2])
     assert granted(made, waiting) == waiting[2:]  # as if they were never tried
 
@@ -62,39 +62,40 @@ def test_what_is_unsent_no_more_is_forgotten(turned_away: TurnedAway) -> None:
 def test_what_was_not_met_at_its_turn_is_last_in_the_next(turned_away: TurnedAway) -> None:
     """As when it has ended, while no look comes to its end because there is so much to send."""
     made, waiting = turned_away
-    made.begin(1.0, lambda one: True)  # all of the ration is for such, and nothing of it is asked for
-    made.begin(1.0, lambda one: True)
-    assert granted(made, waiting[RATION:]) == waiting[RATION:]
+    made.choose(1.0, lambda one: True)  # all of the ration is for such, and nothing of it is asked for
+    made.choose(1.0, lambda one: True)
+    assert granted(made, waiting[MOST_RETRIED:]) == waiting[MOST_RETRIED:]
 
 
 def test_who_never_looks_remembers_nothing() -> None:
     """The process that only takes requests: others look for what could not be sent."""
-    made, refusing = rations.Rations(), TroubledQueues(60.0)
+    made, refusing = sweep.RefusedCommands(), TroubledQueues(60.0)
     refusing.note(["executador_x"], "no room", 0.0)
-    waiting = [Unsent(f"r{number}", 0, 1) for number in range(RATION + 1)]
+    waiting = [Unsent(f"r{number}", 0, 1) for number in range(MOST_RETRIED + 1)]
     for one in waiting:
         made.note(one, "executador_x", refusing)
-    made.begin(1.0, lambda one: True)
+    made.choose(1.0, lambda one: True)
     assert granted(made, waiting) == waiting
 
 
 def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rations, "_MOST", 2 * RATION)
-    made, refusing = rations.Rations(), TroubledQueues(60.0)
+    monkeypatch.setattr(sweep, "_MOST_REFUSED", 2 * MOST_RETRIED)
+    made, refusing = sweep.RefusedCommands(), TroubledQueues(60.0)
     refusing.note(["executador_x"], "no room", 0.0)
-    waiting = [Unsent(f"r{number}", 0, 1) for number in range(3 * RATION)]
-    made.begin(0.0, lambda one: True)
+    waiting = [Unsent(f"r{number}", 0, 1) for number in range(3 * MOST_RETRIED)]
+    made.choose(0.0, lambda one: True)
     for one in waiting:
         made.note(one, "executador_x", refusing)
-    made.begin(1.0, lambda one: True)
-    assert granted(made, waiting) == waiting[:RATION] + waiting[2 * RATION :]  # the last like those never tried
+    made.choose(1.0, lambda one: True)
+    # The last are treated like those that were never tried.
+    assert granted(made, waiting) == waiting[:MOST_RETRIED] + waiting[2 * MOST_RETRIED :]
 
 
 def test_what_was_refused_during_a_look_is_not_forgotten_by_it(turned_away: TurnedAway) -> None:
     made, waiting = turned_away
     made.keep_only(())
-    made.begin(1.0, lambda one: True)
-    assert granted(made, waiting) == waiting[:RATION]
+    made.choose(1.0, lambda one: True)
+    assert granted(made, waiting) == waiting[:MOST_RETRIED]
 
 
 class Full(MemoryBroker):
@@ -170,7 +171,7 @@ def test_it_is_offered_a_ration_at_each_look_in_turns_and_all_once_it_has_room(
         await asyncio.sleep(5 * LOOK)
         broker.offered.clear()
         await asyncio.sleep(4 * LOOK)
-        assert [len(offered) for offered in broker.offered] == [RATION] * 4
+        assert [len(offered) for offered in broker.offered] == [MOST_RETRIED] * 4
         assert set().union(*broker.offered) == set(runs)
         ended = runs.pop(4)
         await engines[0].operations.cancel(ended)
@@ -178,7 +179,7 @@ def test_it_is_offered_a_ration_at_each_look_in_turns_and_all_once_it_has_room(
         broker.offered.clear()
         broker.fits = lambda run_id: True
         await asyncio.sleep(2 * LOOK)
-        assert [len(offered) for offered in broker.offered] == [RATION, len(runs) - RATION]
+        assert [len(offered) for offered in broker.offered] == [MOST_RETRIED, len(runs) - MOST_RETRIED]
         assert broker.taken == Counter(runs)
 
     play(story, 1)
@@ -200,7 +201,7 @@ def test_once_it_has_room_each_is_sent_once_by_however_many_engines(play: Play, 
 
 
 def test_what_never_fits_does_not_keep_from_it_what_would(play: Play) -> None:
-    large, small = [f"large-{number}" for number in range(2 * RATION)], ["small-1", "small-2"]
+    large, small = [f"large-{number}" for number in range(2 * MOST_RETRIED)], ["small-1", "small-2"]
 
     async def story(broker: Full, engines: Sequence[Harness]) -> None:
         await submit(engines, [*large, *small])
@@ -215,8 +216,8 @@ def test_what_never_fits_does_not_keep_from_it_what_would(play: Play) -> None:
 
 @pytest.fixture
 def _short_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "_PAGE", 2)
-    monkeypatch.setattr(outbox, "_MOST_SEEN", 4)
+    monkeypatch.setattr(sweep, "_PAGE", 2)
+    monkeypatch.setattr(sweep, "_MOST_SEEN", 4)
 
 
 @pytest.mark.usefixtures("_short_memory")
