@@ -10,7 +10,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
-from oraculo.core.machine import DELIVERY_LEASE
+from oraculo.core.machine.delivery import DELIVERY_LEASE
 from oraculo.wire.timestamps import in_words, to_iso
 
 OPEN = ("pendente", "em_execucao")

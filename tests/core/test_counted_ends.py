@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from oraculo.core import machine
 from oraculo.core.aggregate import end_status
 from oraculo.core.events import Answered, Cancelled, Event, Redriven, Repeated, RunDue, TaskDue
+from oraculo.core.machine.skipping import skipped_after
 from oraculo.core.run import Cause, Changes, Run, RunStatus, Task, TaskStatus
-from oraculo.core.skipped import skipped_after
 from oraculo.pipeline.definition import Kind
 
 from .building import OK, START, Driver, flow, pipeline, run_of

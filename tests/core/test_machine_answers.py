@@ -4,7 +4,8 @@ import pytest
 
 from oraculo.core.events import Answered, Progressed, Sent
 from oraculo.core.history import Happened
-from oraculo.core.machine import TOLD_ENTRIES, TOLD_ENTRIES_PER_TASK, TOLD_STRAYS, Verdict
+from oraculo.core.machine import Verdict
+from oraculo.core.machine.answers import MAX_ENTRIES, MAX_ENTRIES_PER_TASK, MAX_STRAY_ENTRIES
 from oraculo.core.run import Cause, TaskStatus
 
 from .building import OK, START, Driver, entries, fan_out, flow, run_of
@@ -233,10 +234,10 @@ def test_a_worker_that_fails_the_same_way_twice_has_failed_twice() -> None:
 def test_strays_are_told_up_to_a_limit_and_counted_for_ever() -> None:
     driver = fan_out("a", "b").sent()
     driver.ok("a")
-    for _ in range(TOLD_STRAYS + 5):
+    for _ in range(MAX_STRAY_ENTRIES + 5):
         driver.ok("a")
-    assert driver.head.duplicates == TOLD_STRAYS + 5
-    assert len(entries(driver, Happened.DUPLICATE)) == TOLD_STRAYS
+    assert driver.head.duplicates == MAX_STRAY_ENTRIES + 5
+    assert len(entries(driver, Happened.DUPLICATE)) == MAX_STRAY_ENTRIES
     assert driver.changes.dirty, "the count is written"
 
 
@@ -315,7 +316,7 @@ def test_progress_of_an_attempt_that_failed_is_not_taken_for_that_of_the_next() 
 
 def test_a_worker_gone_mad_cannot_fill_the_history() -> None:
     driver = Driver(run_of({"destinos": ["a", "b"]}), checked=False)
-    limit = TOLD_ENTRIES + 2 * TOLD_ENTRIES_PER_TASK
+    limit = MAX_ENTRIES + 2 * MAX_ENTRIES_PER_TASK
     for number in range(limit + 50):
         assert driver.apply(Progressed(0, number % 100 / 1.0)) is Verdict.APPLIED
     assert driver.head.entries == limit

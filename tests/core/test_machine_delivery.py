@@ -1,7 +1,8 @@
 """The delivery of the aggregate: to a webhook, to a queue, again, given up."""
 
 from oraculo.core.events import Delivered, DeliveryFailed, DeliveryMoved, Repeated
-from oraculo.core.machine import DELIVERY_LEASE, Verdict
+from oraculo.core.machine import Verdict
+from oraculo.core.machine.delivery import DELIVERY_LEASE
 from oraculo.core.run import DeliveryStatus
 
 from .building import START, Driver, fan_out

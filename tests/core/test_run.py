@@ -63,6 +63,6 @@ def test_changes_keep_a_task_once_and_number_what_they_tell() -> None:
     assert changes.dirty
     assert changes.tasks.keys() == {0}
     assert changes.tasks[0] is run.tasks[0]
-    changes.tell(START, Happened.STARTED)
-    Changes(run).tell(START + 1, Happened.SENT, 0, 1, "x")
+    changes.record(START, Happened.STARTED)
+    Changes(run).record(START + 1, Happened.SENT, 0, 1, "x")
     assert (changes.history[0].seq, run.head.entries) == (1, 2)

@@ -9,6 +9,7 @@ import pytest
 
 from oraculo.core import machine
 from oraculo.core.events import Delivered
+from oraculo.core.machine import delivery as core_delivery
 from oraculo.core.run import Changes, Channel, DeliveryStatus
 from oraculo.engine.decide.cache import Plans
 from oraculo.engine.deliver import deliveries, receivers
@@ -69,7 +70,7 @@ async def test_a_receiver_that_says_nothing_holds_up_no_other() -> None:
 
 
 async def test_what_waits_for_its_turn_is_left_alone_for_longer_the_more_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "DELIVERY_LEASE", 0.2)
+    monkeypatch.setattr(core_delivery, "DELIVERY_LEASE", 0.2)
     monkeypatch.setattr(deliveries, "MAX_UNDER_WAY", 10)
     async with engine(Receivers()) as oraculo:
         waiting = [await ended_run(oraculo, MUTE) for _ in range(30)]
@@ -190,7 +191,7 @@ async def test_bytes_of_webhooks_that_wait_hold_up_no_reply(monkeypatch: pytest.
 
 
 async def test_a_reply_comes_soon_after_its_queue_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "DELIVERY_LEASE", 0.05)
+    monkeypatch.setattr(core_delivery, "DELIVERY_LEASE", 0.05)
     broker, told, has_room = Durable("rabbitmq"), Told(), asyncio.Event()
     take = broker.publish
 
@@ -362,7 +363,7 @@ async def test_what_waits_for_a_receiver_that_stays_away_is_given_up_in_the_time
     monkeypatch.setattr(deliveries, "MAX_UNDER_WAY", 4)
     monkeypatch.setattr(deliveries, "_SHORTEST_REST", 0.1)
     monkeypatch.setattr(deliveries, "_LONGEST_REST", {Channel.WEBHOOK: 0.2, Channel.QUEUE: 0.2})
-    monkeypatch.setattr(machine, "DELIVERY_LEASE", 0.2)
+    monkeypatch.setattr(core_delivery, "DELIVERY_LEASE", 0.2)
     receiver = Restarting()
     async with owing(receiver, max_attempts=1000, max_backoff=0.001) as oraculo:
         waiting = [await ended_run(oraculo, GOOD) for _ in range(40)]

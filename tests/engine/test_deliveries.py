@@ -12,7 +12,7 @@ import pytest
 from standardwebhooks import Webhook
 
 from oraculo.brokers.memory import MemoryBroker
-from oraculo.core import machine
+from oraculo.core.machine import delivery as core_delivery
 from oraculo.core.webhook_rules import LOOPBACK
 from oraculo.engine.deliver.webhooks import NotPosted
 from oraculo.errors import BrokerError
@@ -170,7 +170,7 @@ async def test_the_reply_queue_gets_the_aggregate_as_a_message() -> None:
 async def test_a_reply_comes_soon_after_its_broker_is_back_however_long_that_was_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(machine, "DELIVERY_LEASE", 0.05)
+    monkeypatch.setattr(core_delivery, "DELIVERY_LEASE", 0.05)
     broker, told = Durable("rabbitmq"), Told()
     async with Harness(settings=QUICK, broker=broker, telemetry=told) as oraculo:
         await broker.leave()
@@ -210,7 +210,7 @@ async def test_a_reply_that_is_refused_again_and_again_is_given_up() -> None:
 
 
 async def test_a_reply_that_waits_for_its_broker_does_not_hurry_the_webhook(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "DELIVERY_LEASE", 0.05)
+    monkeypatch.setattr(core_delivery, "DELIVERY_LEASE", 0.05)
     monkeypatch.setattr(SystemEntropy, "jitter", lambda self: 0.9)
     settings = Settings(webhook=WebhookSettings(backoff=600, max_backoff=600, allow=LOOPBACK), engine=CUT_OFF)
     broker, told = Durable("rabbitmq"), Told()
@@ -256,7 +256,7 @@ async def test_a_delivery_cut_off_by_a_stop_is_made_after_the_restart(tmp_path) 
         def now(self) -> float:
             import time
 
-            return time.time() + machine.DELIVERY_LEASE + 1
+            return time.time() + core_delivery.DELIVERY_LEASE + 1
 
     async with receiving() as receiver:
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from oraculo.brokers.memory import MemoryBroker
-from oraculo.core import machine
+from oraculo.core.machine import delivery as core_delivery
 from oraculo.core.result_reference import ResultReference, encode_reference, read_reference
 from oraculo.engine.deliver.deliveries import Deliveries
 from oraculo.engine.results import reader
@@ -385,7 +385,7 @@ async def test_an_aggregate_that_is_read_for_longer_than_its_lease_is_delivered_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And read once: handed out by the lease that it had at first, it would be read again and again, for nobody."""
-    monkeypatch.setattr(machine, "DELIVERY_LEASE", 0.2)
+    monkeypatch.setattr(core_delivery, "DELIVERY_LEASE", 0.2)
     posted, objects = list[bytes](), Faulty(tmp_path)
     objects.gate = asyncio.Event()
 
@@ -413,7 +413,7 @@ async def test_an_aggregate_that_is_read_for_longer_than_its_lease_is_delivered_
 async def test_a_fault_on_the_way_to_a_delivery_is_told_and_its_timer_brings_it_back(
     part: str, duty: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "DELIVERY_LEASE", 0.2)
+    monkeypatch.setattr(core_delivery, "DELIVERY_LEASE", 0.2)
     whose = (reader.ResultReader, "fill") if part == "reading" else (Deliveries, "_is_still_ours")
     real, records, posted = getattr(*whose), list[Record](), list[bytes]()
 

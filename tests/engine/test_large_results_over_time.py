@@ -130,9 +130,9 @@ def still_reading() -> list[str]:
 async def test_a_restart_between_the_end_and_the_delivery_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from oraculo.core import machine
+    from oraculo.core.machine import delivery as core_delivery
 
-    monkeypatch.setattr(machine, "DELIVERY_LEASE", 0.1)
+    monkeypatch.setattr(core_delivery, "DELIVERY_LEASE", 0.1)
     posted: list[dict[str, Any]] = []
 
     async def post(_url: str, body: bytes, _headers: dict[str, str]) -> int:

@@ -15,8 +15,9 @@ from oraculo.core import aggregate, command, machine, plan, request
 from oraculo.core.aggregate import end_status
 from oraculo.core.answers import read_answer
 from oraculo.core.events import Event
-from oraculo.core.machine import Verdict
-from oraculo.core.run import Changes, Run, RunHead, RunStatus, Task, TaskStatus
+from oraculo.core.machine import Verdict, ending, moves, operators, timeout_reason
+from oraculo.core.machine import answers as machine_answers
+from oraculo.core.run import Cause, Changes, Run, RunHead, RunStatus, Task, TaskStatus
 from oraculo.engine.decide import intake
 from oraculo.engine.send import outbox
 from oraculo.errors import QueueUnavailable
@@ -47,22 +48,22 @@ def the_timer_of_a_run_rings_30_s_late(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_retry_begins_the_timeout_of_its_step_anew(patch: pytest.MonkeyPatch) -> None:
-    real = machine._dispatch
+    real = moves.dispatch
 
     def dispatch(run: Run, task: Task, now: float, changes: Changes, *, retry: bool = False) -> None:
         task.deadline = None
         real(run, task, now, changes, retry=retry)
 
-    patch.setattr(machine, "_dispatch", dispatch)
+    patch.setattr(moves, "dispatch", dispatch)
 
 
 def the_timeout_of_a_step_begins_with_its_run(patch: pytest.MonkeyPatch) -> None:
-    real = machine._dispatch
+    real = moves.dispatch
 
     def dispatch(run: Run, task: Task, now: float, changes: Changes, *, retry: bool = False) -> None:
         real(run, task, run.head.created_at, changes, retry=retry)
 
-    patch.setattr(machine, "_dispatch", dispatch)
+    patch.setattr(moves, "dispatch", dispatch)
 
 
 def a_step_has_one_attempt_too_many(patch: pytest.MonkeyPatch) -> None:
@@ -95,14 +96,14 @@ def a_failure_that_asks_for_no_other_attempt_is_retried(patch: pytest.MonkeyPatc
 
 
 def a_step_of_a_repeated_run_has_one_attempt(patch: pytest.MonkeyPatch) -> None:
-    real = machine._reopen
+    real = operators._reopen
 
     def reopen(run: Run, tasks: list[Task], how: str, now: float, changes: Changes) -> None:
         real(run, tasks, how, now, changes)
         for task in tasks:
             task.last_attempt = task.attempt + (0 if task.unsent else 1)
 
-    patch.setattr(machine, "_reopen", reopen)
+    patch.setattr(operators, "_reopen", reopen)
 
 
 # -- the engine: how runs and tasks end -----------------------------------------------------------------------------
@@ -117,20 +118,20 @@ def a_quorum_is_met_with_one_too_few(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_quorum_that_is_met_ends_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(machine, "_end_by_quorum", lambda run, now, changes: None)
+    patch.setattr(ending, "end_by_quorum", lambda run, now, changes: None)
 
 
 def a_late_answer_amends_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(machine, "_may_be_amended", lambda run, task: False)
+    patch.setattr(machine_answers, "_may_be_amended", lambda run, task: False)
 
 
 def a_late_answer_counts_as_a_repeat(patch: pytest.MonkeyPatch) -> None:
-    real = machine._stray
+    real = machine_answers._stray
 
     def stray(run: Run, task: Task, verdict: Verdict, *rest: Any) -> Verdict:
         return real(run, task, Verdict.DUPLICATE, *rest)
 
-    patch.setattr(machine, "_stray", stray)
+    patch.setattr(machine_answers, "_stray", stray)
 
 
 def an_optional_step_fails_its_run(patch: pytest.MonkeyPatch) -> None:
@@ -164,46 +165,46 @@ def _end_as(patch: pytest.MonkeyPatch, status: Callable[[Run], RunStatus]) -> No
     """Change the machine and the law that looks at it: both take the status from one function."""
     from oraculo.testing import checkers
 
-    patch.setattr(machine, "end_status", status)
+    patch.setattr(ending, "end_status", status)
     patch.setattr(checkers, "end_status", status)
 
 
 def a_repeat_leaves_what_was_skipped(patch: pytest.MonkeyPatch) -> None:
-    real = machine._reopen
+    real = operators._reopen
 
     def reopen(run: Run, tasks: list[Task], *rest: Any) -> None:
         real(run, [task for task in tasks if task.status is not TaskStatus.SKIPPED], *rest)
 
-    patch.setattr(machine, "_reopen", reopen)
+    patch.setattr(operators, "_reopen", reopen)
 
 
 def a_repeated_run_keeps_its_old_deadline(patch: pytest.MonkeyPatch) -> None:
-    real = machine._reopen
+    real = operators._reopen
 
     def reopen(run: Run, tasks: list[Task], how: str, now: float, changes: Changes) -> None:
         before = run.head.deadline
         real(run, tasks, how, now, changes)
         run.head.deadline = run.head.due_at = before
 
-    patch.setattr(machine, "_reopen", reopen)
+    patch.setattr(operators, "_reopen", reopen)
 
 
 def a_timeout_of_a_step_is_told_with_the_limit_of_its_run(patch: pytest.MonkeyPatch) -> None:
-    real = machine._why_expired
+    real = timeout_reason.why_timed_out
 
-    def why(run: Run, task: Task, cause: Any, **options: Any) -> str:
-        return real(run, task, machine.Cause.RUN_DEADLINE, **options)
+    def why(run: Run, task: Task, cause: Cause, *timer: Any) -> str:
+        return real(run, task, Cause.RUN_DEADLINE, *timer)
 
-    patch.setattr(machine, "_why_expired", why)
+    patch.setattr(timeout_reason, "why_timed_out", why)
 
 
 def the_first_failure_of_a_step_is_told_as_its_last(patch: pytest.MonkeyPatch) -> None:
-    real = machine._attempt_failed
+    real = machine_answers._attempt_failed
 
     def failed(run: Run, task: Task, event: Any, now: float, changes: Changes) -> None:
         real(run, task, msgspec.structs.replace(event, reason=task.reason or event.reason), now, changes)
 
-    patch.setattr(machine, "_attempt_failed", failed)
+    patch.setattr(machine_answers, "_attempt_failed", failed)
 
 
 # -- the engine: results, commands and aggregates -------------------------------------------------------------------
@@ -219,12 +220,12 @@ def a_result_is_written_anew(patch: pytest.MonkeyPatch) -> None:
 
 
 def _keep_results(patch: pytest.MonkeyPatch, kept: Callable[[bytes], bytes]) -> None:
-    real = machine._succeed
+    real = machine_answers._succeed
 
     def succeed(run: Run, task: Task, payload: bytes, now: float, changes: Changes) -> None:
         real(run, task, kept(payload), now, changes)
 
-    patch.setattr(machine, "_succeed", succeed)
+    patch.setattr(machine_answers, "_succeed", succeed)
 
 
 def only_the_first_dependency_hands_its_result_on(patch: pytest.MonkeyPatch) -> None:

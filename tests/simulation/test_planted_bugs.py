@@ -13,7 +13,8 @@ from oraculo.brokers.failover.member import Member
 from oraculo.brokers.failover.routing import Routing
 from oraculo.core import machine
 from oraculo.core.aggregate import aggregate
-from oraculo.core.machine import Verdict
+from oraculo.core.machine import Verdict, ending, moves
+from oraculo.core.machine import answers as machine_answers
 from oraculo.core.run import Changes, Run, Task
 from oraculo.core.transitions import RUN_TRANSITIONS, RunTrigger
 from oraculo.engine import after_commit
@@ -72,7 +73,7 @@ def no_resend(patch: pytest.MonkeyPatch) -> None:
 
 
 def duplicate_counted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(machine, "_is_repeated_failure", lambda task, event: False)
+    patch.setattr(machine_answers, "_is_repeated_failure", lambda task, event: False)
 
 
 def timers_never_ring(patch: pytest.MonkeyPatch) -> None:
@@ -85,13 +86,13 @@ def timers_never_ring(patch: pytest.MonkeyPatch) -> None:
 
 
 def retry_without_a_timer(patch: pytest.MonkeyPatch) -> None:
-    real = machine._schedule_retry
+    real = machine_answers._schedule_retry
 
     def schedule(run: Run, task: Task, *rest: Any) -> None:
         real(run, task, *rest)
         task.due_at = None
 
-    patch.setattr(machine, "_schedule_retry", schedule)
+    patch.setattr(machine_answers, "_schedule_retry", schedule)
 
 
 def sent_before_its_dependency(patch: pytest.MonkeyPatch) -> None:
@@ -102,22 +103,22 @@ def sent_before_its_dependency(patch: pytest.MonkeyPatch) -> None:
         for task in run.tasks:
             if task.missing == 1:
                 task.missing = 0
-                machine._dispatch(run, task, now, changes)
+                moves.dispatch(run, task, now, changes)
         return changes
 
     patch.setattr(machine, "start", start)
 
 
 def delivered_under_two_versions(patch: pytest.MonkeyPatch) -> None:
-    real = machine._answered_after_end
+    real = machine_answers._answered_after_end
 
     def answered(run: Run, task: Task, event: Any, now: float, changes: Changes) -> Verdict:
         verdict = real(run, task, event, now, changes)
         if not run.is_open and verdict is not Verdict.APPLIED and RunTrigger.AMEND in RUN_TRANSITIONS[run.head.status]:
-            machine._set_end(run, RunTrigger.AMEND, now, changes)
+            ending.set_end(run, RunTrigger.AMEND, now, changes)
         return verdict
 
-    patch.setattr(machine, "_answered_after_end", answered)
+    patch.setattr(machine_answers, "_answered_after_end", answered)
 
 
 def dropped_without_a_dead_letter(patch: pytest.MonkeyPatch) -> None:

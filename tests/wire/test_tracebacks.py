@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from oraculo.core import machine
 from oraculo.core.aggregate import aggregate
 from oraculo.core.events import Answered
+from oraculo.core.machine import answers
 from oraculo.core.views import entry_view, run_view
 from oraculo.wire.tracebacks import MAX_TRACEBACK, bounded_traceback, parted
 from tests.core.building import Driver, fan_out
@@ -54,7 +54,7 @@ def test_what_parts_it_from_the_reason_may_be_in_it() -> None:
 
 
 def test_a_run_keeps_no_more_of_them_than_its_history_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "TRACED_ENTRIES", 1)
+    monkeypatch.setattr(answers, "TRACED_ENTRIES", 1)
     driver = fan_out("a").sent()
     driver.apply(Answered(0, None, b"{}", failed=True, reason="no", traceback=TRACE))
     assert kept(driver) == []

@@ -4,6 +4,7 @@ An event names its task by number; `core.answer` finds the number of a worker's 
 """
 
 from collections.abc import Mapping
+from enum import StrEnum
 from types import MappingProxyType
 
 import msgspec
@@ -15,8 +16,19 @@ _NOTHING: Untaken = MappingProxyType({})
 _UNSEEN: Looks = MappingProxyType({})
 
 
+class Verdict(StrEnum):
+    """The outcome of one event."""
+
+    APPLIED = "applied"
+    LATE = "late"  # the task, the run or, for progress, the attempt had ended
+    DUPLICATE = "duplicate"  # it was said before
+    UNKNOWN = "unknown"  # its task was never sent
+    REFUSED = "refused"  # an operator's request that this state does not allow
+    NOTHING = "nothing"  # a timer or a note that no longer matters
+
+
 class Event(msgspec.Struct, frozen=True, gc=False):
-    pass
+    """Something that happened to a run."""
 
 
 class Sent(Event, frozen=True, gc=False):

@@ -235,7 +235,7 @@ class Changes:
         self.dirty = True
         self.tasks[task.number] = task
 
-    def tell(
+    def record(
         self,
         at: float,
         what: Happened,

@@ -402,7 +402,7 @@ class StoreCommits:
             await create(store, run)
             before = await load(store, "a")
             bad = changed(run, Sent(0, 1), Answered(1, 1, OK))
-            bad.tell(NOW, Happened.PROGRESS, detail=UNWRITABLE)
+            bad.record(NOW, Happened.PROGRESS, detail=UNWRITABLE)
             with raises(StoreError):
                 await store.commit([], [bad])
             assert run.head.version == 1

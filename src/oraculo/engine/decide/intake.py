@@ -17,6 +17,7 @@ from oraculo.core.answers import read_answer
 from oraculo.core.chunks import slices
 from oraculo.core.events import Answered, Event, RunDue
 from oraculo.core.machine import Verdict
+from oraculo.core.machine.answers import record_refused
 from oraculo.core.run import Changes, Run, RunHead
 from oraculo.engine.decide.batches import MOST_TASKS, Batch, Decision, is_of_whole_run
 from oraculo.engine.decide.cache import HotRuns, Plans
@@ -468,7 +469,7 @@ class Intake:
         for item in items:
             verdict, why = self._apply(run, item, now, decision.changes)
             if verdict is _UNKNOWN and _is_told(item):
-                machine.tell_refused(run, item.task_id, why, now, decision.changes)
+                record_refused(run, item.task_id, why, now, decision.changes)
             decision.verdicts.append((item, verdict, why))
         return decision
 

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from oraculo.core import machine
 from oraculo.core.events import Delivered, DeliveryFailed, DeliveryMoved, Event
 from oraculo.core.machine import Verdict
+from oraculo.core.machine import delivery as core_delivery
 from oraculo.core.run import Channel, Delivery, DeliveryStatus, RunHead
 from oraculo.engine.deliver.receivers import Absence, Receivers
 from oraculo.engine.deliver.reply_queues import ReplyQueues
@@ -37,7 +37,7 @@ MAX_BYTES_UNDER_WAY = 64 * 1024 * 1024
 _MARGIN = 2.0  # seconds of a lease, besides those of an attempt, for its outcome to be committed
 # Seconds for which a delivery that must wait is left to its timer. A reply comes soon after its broker is back.
 _SHORTEST_REST = 1.0
-_LONGEST_REST = {Channel.WEBHOOK: 120.0, Channel.QUEUE: machine.DELIVERY_LEASE}
+_LONGEST_REST = {Channel.WEBHOOK: 120.0, Channel.QUEUE: core_delivery.DELIVERY_LEASE}
 # Seconds for which a receiver may be away before those are given up that only wait for it, if all attempts take less.
 _LEAST_PATIENCE = 120.0
 _LOOK_AGAIN = 0.1  # seconds
@@ -180,7 +180,7 @@ class Deliveries:
         """Stops the attempts under way; their timers bring them back, and soon: who takes them up knows of no line."""
         for errand in self._errands.values():
             if errand.is_put_off and not errand.has_begun:
-                self._move(errand, _SHORTEST_REST + machine.DELIVERY_LEASE * self._entropy.jitter())
+                self._move(errand, _SHORTEST_REST + core_delivery.DELIVERY_LEASE * self._entropy.jitter())
         for task in self._under_way:
             task.cancel()
         if self._under_way:
@@ -207,7 +207,7 @@ class Deliveries:
         now, longest = self._clock.now(), self._longest[errand.delivery.channel]
         if not errand.is_put_off and (errand.delivery.due_at or now) >= now + longest:
             return True
-        until = now + max(machine.DELIVERY_LEASE, longest + _MARGIN)
+        until = now + max(core_delivery.DELIVERY_LEASE, longest + _MARGIN)
         wish = Wish(errand.run_id, errand.moved(until), asyncio.get_running_loop().create_future())
         self._inbox.put([wish])
         return await wish.done is Verdict.APPLIED
@@ -237,7 +237,7 @@ class Deliveries:
         retry_at = None
         if self._may_come_through(errand, attempt, error):
             delay = self._retry.delay(attempt, self._entropy.jitter())
-            longest = machine.DELIVERY_LEASE if is_brokers else _LONGEST_PAUSE[delivery.channel]
+            longest = core_delivery.DELIVERY_LEASE if is_brokers else _LONGEST_PAUSE[delivery.channel]
             retry_at = self._clock.now() + min(delay, longest)
         # An absence of the broker, or of room in the queue, is noted once. What it holds up then comes back with the
         # timer of its lease, soon and however long it lasts, where a backoff would have grown with every attempt.
