@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from oraculo.brokers.memory import MemoryBroker
+from oraculo.core.queue_health import TroubledQueues
 from oraculo.core.run import RunHead
-from oraculo.core.troubled_queues import TroubledQueues
 from oraculo.engine.send import publisher
 from oraculo.engine.send.publisher import Entry, PublishLine
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge, QueueFull, StoreUnavailable
@@ -104,7 +104,7 @@ async def test_a_queue_that_takes_again_is_no_longer_in_doubt_though_another_of_
     running = asyncio.create_task(line.run())
     await asyncio.wait_for(line.flushed(), 5)
     running.cancel()
-    assert refusing.told(now) == {"executador_ruim": "full"}
+    assert refusing.reasons(now) == {"executador_ruim": "full"}
     await moody.close()
 
 

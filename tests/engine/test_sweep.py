@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 import pytest
 
 from oraculo.brokers.memory import MemoryBroker
-from oraculo.core.troubled_queues import TroubledQueues
+from oraculo.core.queue_health import TroubledQueues
 from oraculo.engine.send import sweep
 from oraculo.errors import QueueFull
 from oraculo.ports.broker import Capabilities, Outgoing, Receipt

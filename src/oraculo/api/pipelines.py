@@ -12,7 +12,7 @@ from oraculo.api.parameters import Cursor, ExactQuery, Name, NoQuery, UnknownQue
 from oraculo.api.paths import PIPELINE, PIPELINES
 from oraculo.api.replies import json_reply, page_of
 from oraculo.api.schemas import ref
-from oraculo.core.refusals import refuse_with
+from oraculo.core.request_faults import refuse_with
 from oraculo.engine.operations import Operations
 from oraculo.engine.pipeline_folder import BadFile
 from oraculo.engine.pipelines import Origin

@@ -15,8 +15,7 @@ from oraculo.api.openapi import json_body, problems, reply
 from oraculo.api.parameters import Cursor, ExactQuery, LetterId, NoQuery, Queue, UnknownQuery, when_empty
 from oraculo.api.paths import DEAD_LETTERS, QUEUES
 from oraculo.api.replies import json_reply, page_of
-from oraculo.core.refusals import Refusals
-from oraculo.core.type_faults import type_faults
+from oraculo.core.request_faults import Refusals, type_faults
 from oraculo.engine.operations import Operations
 from oraculo.errors import Fault, InvalidInput, InvalidJson, InvalidRequest, NotFound
 from oraculo.ports.broker import BrokerStatus

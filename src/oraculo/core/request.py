@@ -7,9 +7,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from oraculo.core.plan import Plan
-from oraculo.core.refusals import Refusals
+from oraculo.core.request_faults import Refusals, field_of, type_faults, without_fields
 from oraculo.core.run import Channel, Delivery, Run, RunHead, Task
-from oraculo.core.type_faults import field_of, type_faults, without_fields
 from oraculo.errors import Fault, InvalidJson, InvalidRequest, PayloadTooLarge, UnknownPipeline
 from oraculo.pipeline import bridges
 from oraculo.pipeline.definition import (

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import inf
 
-from oraculo.core.unread_queues import UnreadQueues
+from oraculo.core.queue_health import UnreadQueues
 from oraculo.engine.inbox import Arrived, Inbox
 from oraculo.errors import BrokerError, BrokerUnavailable, OraculoError
 from oraculo.ports.broker import Consumer, ConsumerDoubted
@@ -109,7 +109,7 @@ class EngineConsumers:
     @property
     def unread(self) -> Mapping[str, str]:
         """Those whose consumer fails, and why. With several brokers, on each of them."""
-        return self._unread.told(asyncio.get_running_loop().time())
+        return self._unread.reasons(asyncio.get_running_loop().time())
 
     @property
     def without_consumer(self) -> Sequence[str]:

@@ -13,7 +13,7 @@ from oraculo.core.events import Cancelled, Event, Repeated
 from oraculo.core.history import HistoryEntry
 from oraculo.core.machine import Verdict
 from oraculo.core.plan import Plan
-from oraculo.core.refusals import refuse_with
+from oraculo.core.request_faults import refuse_with
 from oraculo.core.run import Run, RunHead, RunStatus, Task
 from oraculo.engine.dead_letters import DeadLetters, Redrive
 from oraculo.engine.decide.requests import fingerprint_of

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import structlog
 
-from oraculo.core.unread_queues import UnreadQueues
+from oraculo.core.queue_health import UnreadQueues
 from oraculo.errors import BrokerError, BrokerUnavailable, QueueUnavailable
 from oraculo.ports.broker import BrokerStatus
 from oraculo.ports.broker_admin import FullBroker
@@ -43,7 +43,7 @@ class Member:
 
     def link(self) -> BrokerStatus:
         [seen] = self.broker.statuses()
-        unread = self._unread.told(_now())
+        unread = self._unread.reasons(_now())
         deaf = tuple(dict.fromkeys((*seen.deaf, *unread))) if self.is_up else ()
         return BrokerStatus(self.name, self.trouble, seen.losses, deaf, seen.stuck, tuple(unread.items()), seen.paused)
 
@@ -52,7 +52,7 @@ class Member:
         return bool(self.link().deaf)
 
     def why_unread(self, queue: str) -> str | None:
-        return self._unread.told(_now()).get(queue)
+        return self._unread.reasons(_now()).get(queue)
 
     def note_consumer(self, queue: str) -> None:
         self._unread.made(queue, _now())

@@ -35,7 +35,7 @@ from oraculo.brokers.nats.replies import (
     read_answer,
 )
 from oraculo.core.chunks import pages
-from oraculo.core.troubled_queues import TroubledQueues
+from oraculo.core.queue_health import TroubledQueues
 from oraculo.errors import BrokerError, BrokerUnavailable, QueueDown, how_to_add
 
 PING_INTERVAL = 5  # seconds; a peer that leaves two pings unanswered is gone
@@ -158,7 +158,7 @@ class Connection:
     def unmade(self, queues: set[str]) -> set[str]:
         """Those that have to be made before something is sent there, but for those that could not be a moment ago."""
         missing = queues - self.made.keys()
-        return missing - self._unmakeable.told(time.monotonic()).keys() if missing and self._unmakeable else missing
+        return missing - self._unmakeable.reasons(time.monotonic()).keys() if missing and self._unmakeable else missing
 
     def note_unmakeable(self, queues: Iterable[str], why: str) -> None:
         self._unmakeable.note(queues, why, time.monotonic())
@@ -173,7 +173,7 @@ class Connection:
     def stuck(self) -> dict[str, str]:
         """Queues that do not work, while the server does, and how that was seen."""
         now = time.monotonic()
-        return self._silent.told(now) | self._unmakeable.told(now)
+        return self._silent.reasons(now) | self._unmakeable.reasons(now)
 
     def forget_stuck(self) -> None:
         """It was not the queues' fault."""

@@ -19,7 +19,7 @@ from oraculo.brokers.rabbitmq.frames import Parcel
 from oraculo.brokers.rabbitmq.publisher import LONGEST, NotConfirmed, Overdue, Publisher, Unheard
 from oraculo.brokers.rabbitmq.queues import DECLARED_TOGETHER, Queues
 from oraculo.core.chunks import pages
-from oraculo.core.troubled_queues import TroubledQueues
+from oraculo.core.queue_health import TroubledQueues
 from oraculo.errors import BrokerError, BrokerUnavailable
 
 UNHEARD_FOR = 30.0  # seconds until something is sent again to a queue that said nothing, though it says nothing yet
@@ -79,7 +79,7 @@ class StuckQueues:
 
     def note(self, queues: Iterable[str], why: str) -> None:
         now = time.monotonic()
-        if not self._found.told(now):
+        if not self._found.reasons(now):
             self._failing_since = None
         self._found.note(queues, why, now)
         if self._failing_since is None and self._found:
@@ -101,7 +101,7 @@ class StuckQueues:
         return {queue for queue in queues if self._found.has(queue, now)}
 
     def told(self) -> tuple[tuple[str, str], ...]:
-        return tuple(self._found.told(time.monotonic()).items()) if self._found else ()
+        return tuple(self._found.reasons(time.monotonic()).items()) if self._found else ()
 
     def all_of_them(self) -> str | None:
         """Why the server is of no use, though it answers."""

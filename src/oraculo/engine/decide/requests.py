@@ -5,8 +5,8 @@ from itertools import islice
 from urllib.parse import urlsplit
 
 from oraculo.core import machine
-from oraculo.core.refusals import Refusals
 from oraculo.core.request import Limits, RunRequest, check_quorum, named_definition, new_run, read_good_fields
+from oraculo.core.request_faults import Refusals
 from oraculo.core.webhook_rules import WebhookRules
 from oraculo.engine.decide.cache import Plans
 from oraculo.engine.inbox import Submission

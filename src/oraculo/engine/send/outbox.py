@@ -10,9 +10,9 @@ from typing import NamedTuple
 from oraculo.core.chunks import pages
 from oraculo.core.command import Written, deadline_of, encode_command
 from oraculo.core.events import Answered, Sent, Unsendable
+from oraculo.core.queue_health import TroubledQueues
 from oraculo.core.result_reference import ResultReference
 from oraculo.core.run import Changes, Run, Task, TaskStatus
-from oraculo.core.troubled_queues import TroubledQueues
 from oraculo.engine.inbox import Inbox, Note
 from oraculo.engine.queues.removal import NotedQueues
 from oraculo.engine.results.reader import ResultReader
@@ -257,7 +257,7 @@ class Outbox:
     @property
     def refusing(self) -> Mapping[str, str]:
         """Queues that do not take commands now, and why."""
-        return self._refusing.told(asyncio.get_running_loop().time())
+        return self._refusing.reasons(asyncio.get_running_loop().time())
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as lines:  # one that fails stops the others: all are taken up again

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 
-from oraculo.core.troubled_queues import TroubledQueues
+from oraculo.core.queue_health import TroubledQueues
 from oraculo.engine.queues.known import KnownQueues
 from oraculo.engine.send.run_order import RunOrder
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
 
-from oraculo.core.troubled_queues import TroubledQueues
+from oraculo.core.queue_health import TroubledQueues
 from oraculo.engine.cluster.peers import Peers
 from oraculo.engine.inbox import Inbox, Resend
 from oraculo.engine.send.backlog import Backlog
