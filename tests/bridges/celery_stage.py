@@ -133,6 +133,12 @@ class Bridged(Harness):
         destination = {"id": "t", "fila": url, "payload": payload or {}}
         return await self.run({"destinos": [destination], "timeout": wait, **more}, wait=wait + 5)
 
+    async def reads_events(self) -> None:
+        def are_ready() -> bool:
+            return [listener.trouble for listener in self.bridge._listeners] == [None, None]
+
+        await until(are_ready, saying="the bridge to read replies and events")
+
     async def is_connected(self) -> None:
         await until(lambda: self.bridge.trouble is None, saying="the bridge to reach Celery's broker")
 

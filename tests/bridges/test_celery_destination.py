@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from oraculo.celery_app import make_celery_app
-from oraculo.errors import InvalidSettings
+from oraculo.errors import InvalidSettings, how_to_add
 from oraculo.settings import BrokerSettings, Settings
 from tests.bridges.celery_stage import Bridged, CeleryWorker
 from tests.servers.fleet import Fleet
@@ -36,7 +36,7 @@ async def worker(
 @pytest.fixture
 async def oraculo(worker: CeleryWorker) -> AsyncIterator[Bridged]:
     async with Bridged(worker.broker, worker.queue) as stage:
-        await stage.is_connected()
+        await stage.reads_events()
         await until(lambda: "enabled by remote" in worker.log(), within=30, saying="the worker to send events")
         yield stage
 
@@ -190,7 +190,7 @@ def test_a_package_that_kombu_lacks_for_redis_is_named_with_its_extra(
     for name in [name for name in sys.modules if name.split(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
-    advice = re.escape("pip install 'oraculo[celery]' where ORÁCULO is installed")
+    advice = re.escape(how_to_add("celery"))
     with pytest.raises(InvalidSettings, match=rf"ORACULO_CELERY_BROKER_URL: .*\({module}\): {advice}"):
         Bridged("redis://localhost", "celery")
     with pytest.raises(InvalidSettings, match=rf"ORACULO_BROKER_URL: .*\({module}\): {advice}"):

@@ -482,9 +482,21 @@ def test_other_brokers_are_refused_in_words(url: str) -> None:
         make_celery_app(settings, [handlers])
 
 
+WORKERS = """
+from oraculo.worker import App
+
+app = App("meus")
+
+
+@app.executador("relatorio")
+def report(payload):
+    return {}
+"""
+
+
 def test_the_command_line_says_what_to_mend(tmp_path: Path) -> None:
-    (tmp_path / "meus.py").write_text("from tests.bridges.celery_handlers import app")
-    env = {"ORACULO_BROKER_URL": "redis://localhost", "PYTHONPATH": str(ROOT)}
+    (tmp_path / "meus.py").write_text(WORKERS)
+    env = {"ORACULO_BROKER_URL": "redis://localhost"}
     done = run_cli("worker", "meus:app", "--engine", "celery", cwd=tmp_path, env=env)
     assert done.returncode == 2
     assert "ORACULO_BROKER_URL: must name a RabbitMQ" in done.stderr
@@ -518,8 +530,8 @@ def test_a_worker_that_celery_could_not_detach_is_refused_and_not_silently_gone(
 
 def _refusal(options: list[str], folder: Path) -> str:
     """Return the one line with which `oraculo worker --engine celery` ends."""
-    (folder / "meus.py").write_text("from tests.bridges.celery_handlers import app")
-    env = {"ORACULO_BROKER_URL": "amqp://somewhere", **ANYWHERE}
+    (folder / "meus.py").write_text(WORKERS)
+    env = {"ORACULO_BROKER_URL": "amqp://somewhere"}
     done = run_cli("worker", "meus:app", "--engine", "celery", *options, cwd=folder, env=env)
     assert done.returncode == 2
     [line] = done.stderr.splitlines()

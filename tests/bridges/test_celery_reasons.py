@@ -58,7 +58,7 @@ async def test_an_app_that_writes_pickle_needs_no_change(fleet: Fleet, tmp_path:
     try:
         await worker.is_ready()
         async with Bridged(worker.broker, worker.queue) as stage:
-            await stage.is_connected()
+            await stage.reads_events()
             found = await stage.task("celery://loja.somar", {"a": 2})
             assert found["resultados"]["t"]["resultado"] == {"soma": 2}
             found = await stage.task("celery://loja.falhar")

@@ -21,7 +21,7 @@ from oraculo.bridges.celery.listener import Listener
 from oraculo.bridges.celery.replies import Reason, failure, reason_in
 
 _ASK_EVERY = 5.0  # seconds; workers that have started meanwhile did not get the last request
-_IDLE = 0.5
+_FIRST_READ, _IDLE = 0.01, 0.5  # seconds
 _UNKNOWN_TASK = "NotRegistered"
 
 # Starts a coroutine on the event loop, from any thread.
@@ -41,6 +41,7 @@ class TaskEvents:
         with kombu.Consumer(
             connection.channel(), [_queue(connection)], callbacks=[self._received], accept=["json"], no_ack=True
         ):
+            listener.drain(connection, _FIRST_READ)  # on Redis, only a read subscribes
             listener.ready()
             while not listener.stopping:
                 if time.monotonic() >= ask_at:
