@@ -9,7 +9,7 @@ import pytest
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryBroker, MemoryConsumer
 from oraculo.core import machine
-from oraculo.engine.decide import intake
+from oraculo.engine.decide import settle
 from oraculo.errors import BrokerUnavailable, NotFound
 from oraculo.ports.broker import Consumer, Delivery, Outgoing, publish_all
 from oraculo.ports.broker_admin import DeadLetter
@@ -175,7 +175,7 @@ async def _two_of(asked: Awaitable[Sequence[DeadLetter]]) -> Sequence[DeadLetter
 
 
 async def test_the_batches_that_wait_to_be_settled_are_bounded() -> None:
-    broker, most = Burying(), intake._MOST_SETTLING + 1
+    broker, most = Burying(), settle.MOST_SETTLING + 1
     settings = msgspec.structs.replace(QUICK, engine=msgspec.structs.replace(QUICK.engine, batch=1))
     async with Harness(settings=settings, broker=broker):
         broker.gate.clear()

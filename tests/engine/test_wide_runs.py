@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from oraculo.core.run import Run
-from oraculo.engine import dead_letters, explanation, wide_work
+from oraculo.engine import dead_letters, explanation
 from oraculo.engine.results import reader
-from oraculo.engine.wide_work import WIDE
+from oraculo.ports import threads
 from oraculo.ports.store import Snapshot
+from oraculo.ports.threads import WIDE
 from oraculo.settings import EngineSettings, Settings
 from oraculo.stores.sqlite import MEMORY, SqliteStore
 from oraculo.testing.harness import Harness
@@ -179,7 +180,7 @@ async def test_a_redrive_of_a_wide_run_reads_it_once(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_redrive_of_a_wide_run_reads_it_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wide_work, "WIDE", 30)
+    monkeypatch.setattr(threads, "WIDE", 30)
     async with wide_failure(SqliteStore(MEMORY)) as (oraculo, _):
         restore, by = oraculo.engine.plans.restore, list[threading.Thread]()
 

@@ -23,6 +23,7 @@ from oraculo.engine.cluster.broker_watch import BrokerWatch
 from oraculo.engine.consumers import EngineConsumers
 from oraculo.engine.decide.batches import Batch, Decision
 from oraculo.engine.decide.intake import Intake
+from oraculo.engine.decide.settle import Settling
 from oraculo.engine.deliver.deliveries import Deliveries
 from oraculo.engine.inbox import Arrived, Input, Note, Submission
 from oraculo.engine.operations import Operations
@@ -122,14 +123,14 @@ def delivered_under_two_versions(patch: pytest.MonkeyPatch) -> None:
 
 
 def dropped_without_a_dead_letter(patch: pytest.MonkeyPatch) -> None:
-    real = Intake._settle
+    real = Settling.settle
 
-    async def settle(self: Intake, batch: Batch) -> None:
+    async def settle(self: Settling, batch: Batch) -> None:
         batch.handled += [arrived for arrived, _ in batch.refused]
         batch.refused.clear()
         await real(self, batch)
 
-    patch.setattr(Intake, "_settle", settle)
+    patch.setattr(Settling, "settle", settle)
 
 
 def conflict_ignored(patch: pytest.MonkeyPatch) -> None:

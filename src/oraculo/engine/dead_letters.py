@@ -18,11 +18,11 @@ from oraculo.core.machine import Verdict
 from oraculo.core.run import Run, Task, TaskStatus
 from oraculo.engine.decide.cache import Plans
 from oraculo.engine.inbox import Inbox, Wish, patiently
-from oraculo.engine.wide_work import beside
 from oraculo.errors import BrokerUnavailable, InvalidInput, NotFound, WrittenByNewer
 from oraculo.ports.broker_admin import DEAD_LETTER_ID_SEPARATOR, DeadLetter, FullBroker
 from oraculo.ports.readable import readable
 from oraculo.ports.store import Store
+from oraculo.ports.threads import handed_over_if_wide
 from oraculo.wire.message import decode_message
 from oraculo.wire.naming import QueueNames, is_dlq, source_name
 
@@ -185,10 +185,11 @@ class DeadLetters:
 
     async def _restored(self, run_ids: Sequence[str]) -> dict[str, Run]:
         snapshots = await self._store.load(run_ids)
-        return {
-            run_id: await beside(self._threads, len(snapshot.tasks), partial(self._plans.restore, snapshot))
-            for run_id, snapshot in snapshots.items()
-        }
+        runs: dict[str, Run] = {}
+        for run_id, snapshot in snapshots.items():
+            restore = partial(self._plans.restore, snapshot)
+            runs[run_id] = await handed_over_if_wide(self._threads, len(snapshot.tasks), restore)
+        return runs
 
     async def _named(self, queue: str, ids: Sequence[str] | None) -> list[_Letter]:
         self._expect_brokers_of(ids or ())

@@ -12,11 +12,11 @@ from oraculo.core.phase import QueueLook
 from oraculo.core.run import Run, TaskStatus
 from oraculo.engine.dead_letters import DeadLetters
 from oraculo.engine.service import Engine
-from oraculo.engine.wide_work import beside
 from oraculo.errors import BrokerError
 from oraculo.pipeline import bridges
 from oraculo.pipeline.bridges import Beyond, Bridge
 from oraculo.ports.broker_admin import QueueState
+from oraculo.ports.threads import handed_over_if_wide
 from oraculo.wire import naming
 
 _LATEST = 50  # entries of the history
@@ -45,7 +45,7 @@ class Explanation:
 
     async def of(self, run: Run) -> str:
         threads, width = self._engine.threads, len(run.tasks)
-        queues = await beside(threads, width, partial(_queues_of, run))
+        queues = await handed_over_if_wide(threads, width, partial(_queues_of, run))
         refusals = self._refusals(queues.unsent)
         stuck = {queue: why for queue, why in self._stuck_queues(queues.active).items() if queue not in refusals}
         knows = stuck.keys().isdisjoint(_OWN_QUEUES)  # who fails them does not know who listens elsewhere
@@ -75,7 +75,7 @@ class Explanation:
             missing.append(unheard)
         now = self._engine.clock.now()
         told = partial(explain, run, now, audiences, troubles, refusals, refused, missing, standstill)
-        return await beside(threads, width, told)
+        return await handed_over_if_wide(threads, width, told)
 
     async def _refused_answers(self, run: Run) -> Sequence[str]:
         """Why the last answers were put aside of a run that waits, or waited in vain: its worker believes that it has

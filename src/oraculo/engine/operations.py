@@ -24,7 +24,6 @@ from oraculo.engine.pipeline_folder import BadFile
 from oraculo.engine.pipelines import Origin
 from oraculo.engine.service import Engine
 from oraculo.engine.watchers import Watch
-from oraculo.engine.wide_work import beside
 from oraculo.errors import (
     BrokerError,
     Conflict,
@@ -45,7 +44,7 @@ from oraculo.ports.broker import BrokerStatus
 from oraculo.ports.broker_admin import DeadLetter, QueueState
 from oraculo.ports.browse import Page, RunQuery
 from oraculo.ports.store import Created, CreationOutcome
-from oraculo.ports.threads import handed_over
+from oraculo.ports.threads import handed_over, handed_over_if_wide
 from oraculo.wire import naming
 
 MAX_KEY = 255
@@ -191,7 +190,7 @@ class Operations:
         if snapshot is None:
             raise _no_such_run(run_id)
         restore = partial(self._engine.plans.restore, snapshot)
-        return await beside(self._engine.threads, len(snapshot.tasks), restore)
+        return await handed_over_if_wide(self._engine.threads, len(snapshot.tasks), restore)
 
     async def head(self, run_id: str) -> RunHead:
         """All of it but its tasks and their results. Raises NotFound."""
@@ -305,7 +304,7 @@ class Operations:
         definition, is_new = await engine.catalogue.put(name, text, engine.store, engine.clock, self._admit_steps)
         # It is put. Its queues are declared when the broker is back; one that is refused is told of by each run.
         with suppress(BrokerError):
-            await self._engine.destinations.declare({step.queue for step in definition.steps})
+            await self._engine.pipeline_queues.declare({step.queue for step in definition.steps})
         return definition, is_new
 
     async def _admit_steps(self, definition: Definition) -> None:

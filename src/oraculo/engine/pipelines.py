@@ -2,7 +2,7 @@
 
 import asyncio
 import importlib.resources
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from enum import StrEnum
@@ -10,18 +10,31 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from oraculo.engine.pipeline_folder import BadFile, FolderContents, PipelineFolder
-from oraculo.errors import Conflict, Fault, NotFound, StoreUnavailable, UnknownPipeline, WrittenByNewer
+from oraculo.engine.queues.known import KnownQueues
+from oraculo.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    Conflict,
+    Fault,
+    NotFound,
+    QueueUnavailable,
+    StoreUnavailable,
+    UnknownPipeline,
+    WrittenByNewer,
+)
 from oraculo.pipeline.bridges import queue_of
 from oraculo.pipeline.definition import Definition, decode_definition, encode_definition
 from oraculo.pipeline.queue_rules import QueueRules
 from oraculo.pipeline.retry import RetryPolicy
 from oraculo.pipeline.text import read_pipeline
+from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock
 from oraculo.ports.registry import Registry
 from oraculo.ports.telemetry import LoopFailed, PipelineFileMended, PipelineFileRejected, Telemetry
 from oraculo.ports.threads import handed_over
 from oraculo.settings import LimitSettings
 from oraculo.wire import naming
+from oraculo.wire.naming import QueueNames
 
 _PATIENCE = 30.0  # seconds for those before: while the store is frozen each takes as long as it may
 
@@ -246,6 +259,81 @@ class PipelineCatalogue:
             merged.pop(bad.pipeline, None)
         merged |= self._layers[Origin.FOLDER] | self._layers[Origin.STORED]
         self._merged = {name: found for name, found in merged.items() if name not in self._unreadable}
+
+
+class PipelineQueues:
+    """The queues that known pipelines and routes send to, as the brokers have them.
+
+    They exist before anything is sent, so that a worker that starts before the first command finds its queue.
+    """
+
+    def __init__(
+        self, broker: Broker, catalogue: PipelineCatalogue, names: QueueNames, telemetry: Telemetry, known: KnownQueues
+    ) -> None:
+        self._broker = broker
+        self._known = known
+        self._catalogue = catalogue
+        self._names = names
+        self._telemetry = telemetry
+        self._declared: set[str] = set()
+        self._working: set[tuple[str, int]] = set()  # brokers that have those queues, each with its count of losses
+
+    async def declare_all(self) -> None:
+        """Declare all queues at a start, with those that engines consume.
+
+        Raise BrokerError when an engine's own queue is refused. A refused queue of a pipeline stops no start.
+        """
+        self._working = self._working_brokers()
+        await self._broker.declare([self._names.requests, self._names.answers])
+        await self._declare_or_skip(self._catalogue.destinations(), must_be_reached=True)
+
+    async def declare(self, queues: Collection[str]) -> None:
+        """Declare queues, also those that were declared before, because somebody may have deleted one."""
+        physical = sorted(map(self._names.physical, queues))
+        await self._broker.declare(physical)
+        self._known.add(physical)
+        self._declared |= set(queues)
+
+    async def declare_missing(self) -> None:
+        """Declare queues that are new, or that a broker did not make before.
+
+        Declare all of them when a broker works again or lost its memory, because it may be another one now.
+        """
+        working, known = self._working_brokers(), self._catalogue.destinations()
+        self._declared = set() if working - self._working else self._declared & known
+        self._working = working
+        if missing := known - self._declared:
+            await self._declare_or_skip(missing)
+
+    async def _declare_or_skip(self, queues: Collection[str], *, must_be_reached: bool = False) -> None:
+        try:
+            await self.declare(queues)
+        except QueueUnavailable:
+            pass  # the next look tries again
+        except BrokerUnavailable:
+            if must_be_reached:
+                raise
+        except BrokerError:
+            await self._declare_singly(queues)
+
+    async def _declare_singly(self, queues: Collection[str]) -> None:
+        """Declare each queue alone, so that a refused one stops no other.
+
+        A refused queue is not declared at every look: publishing to it declares it too.
+        """
+        for queue in sorted(queues):
+            try:
+                await self.declare([queue])
+            except QueueUnavailable:
+                pass  # the next look tries again
+            except BrokerUnavailable:
+                return
+            except BrokerError as error:
+                self._declared.add(queue)
+                self._telemetry.emit(LoopFailed("pipelines", f"the queue '{queue}' is refused: {error}"))
+
+    def _working_brokers(self) -> set[tuple[str, int]]:
+        return {(broker.name, broker.losses) for broker in self._broker.statuses() if broker.trouble is None}
 
 
 @lru_cache(maxsize=8)

@@ -19,16 +19,18 @@ from oraculo.engine.cluster.broker_marks import BrokerMarks
 from oraculo.engine.cluster.broker_watch import BrokerWatch
 from oraculo.engine.cluster.peers import Peers
 from oraculo.engine.consumers import EngineConsumers
+from oraculo.engine.decide.admission import Admission
 from oraculo.engine.decide.cache import HotRuns, Plans
+from oraculo.engine.decide.conclude import Conclusion
 from oraculo.engine.decide.intake import Intake
 from oraculo.engine.decide.pacing import Pace
 from oraculo.engine.decide.requests import RunMaker
+from oraculo.engine.decide.settle import Settling
 from oraculo.engine.deliver.deliveries import Deliveries
 from oraculo.engine.deliver.webhooks import HttpPost, Post
-from oraculo.engine.destinations import Destinations
 from oraculo.engine.health import Health, broker_health, fault_of, reading_trouble, unheard_queue
 from oraculo.engine.inbox import Inbox
-from oraculo.engine.pipelines import PipelineCatalogue
+from oraculo.engine.pipelines import PipelineCatalogue, PipelineQueues
 from oraculo.engine.queues.known import KnownQueues
 from oraculo.engine.queues.last_looks import LastLooks
 from oraculo.engine.queues.limits import NewQueueLimits
@@ -148,10 +150,10 @@ class Engine:
             telemetry,
             settings.queues.remove_after,
         )
-        self.destinations = Destinations(broker, self.catalogue, self.names, telemetry, self.known_queues)
+        self.pipeline_queues = PipelineQueues(broker, self.catalogue, self.names, telemetry, self.known_queues)
         own_queues = (self.names.answers, self.names.requests) if role is Role.WHOLE else ()
         self.own_queues = EngineConsumers(broker, self.inbox, own_queues, engine)
-        self.maker = RunMaker(self.catalogue, self.plans, self.queue_rules, clock, entropy, settings)
+        self.maker = RunMaker(self.catalogue, self.plans, self.queue_rules, self.names, clock, entropy, settings)
         self.queue_looks = QueueLooks(broker, self.names, clock, self.threads, settings.bullmq.queues)
         self.remembered = RememberedQueues(broker, store)
         self.served_queues = ServedQueues(broker, self.remembered, self.names, self.queue_rules)
@@ -188,17 +190,20 @@ class Engine:
         self._after_commit = AfterCommit(
             self._outbox, self._timers, self._deliveries, self.watchers, self.results, telemetry
         )
+        hot, pace = HotRuns(engine.cached_tasks, self._decides_alone), Pace(self._count_deciders, entropy)
+        settling = Settling(self.names, telemetry)
         self._intake = Intake(
             store,
             self.inbox,
             self.maker,
             self.refresh_pipelines,
             self.plans,
-            HotRuns(engine.cached_tasks, self._decides_alone),
+            hot,
             self._result_writer,
-            self._after_commit,
-            self.new_queues,
-            Pace(self._count_deciders, entropy),
+            Conclusion(store, self.inbox, hot, self._after_commit, pace, clock, telemetry),
+            settling,
+            Admission(self.new_queues, self.inbox, settling),
+            pace,
             names=self.names,
             clock=clock,
             entropy=entropy,
@@ -371,7 +376,7 @@ class Engine:
             await self.broker.start()
             if self.broker.capabilities.shared:
                 await self._broker_marks.begin()  # what waits is sent as soon as it can be
-            await self.destinations.declare_all()
+            await self.pipeline_queues.declare_all()
         except BrokerUnavailable as error:
             self.telemetry.emit(LoopFailed("broker", str(error)))
             return False
@@ -428,7 +433,7 @@ class Engine:
             await asyncio.sleep(self.settings.engine.poll)
             await self.refresh_pipelines()
             await self.catalogue.refresh_folder()
-            await self.destinations.declare_missing()
+            await self.pipeline_queues.declare_missing()
 
     # -- stop -------------------------------------------------------------------------------------------------
 

@@ -6,23 +6,25 @@ the changed copy is thrown away and the stored one is loaded again: the store is
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, TypeGuard
+from typing import TypeGuard
 
 import msgspec
 
 from oraculo.core import machine
 from oraculo.core.answers import read_answer
-from oraculo.core.chunks import slices
-from oraculo.core.events import Answered, Event, RunDue
+from oraculo.core.events import Answered, RunDue
 from oraculo.core.machine import Verdict
 from oraculo.core.machine.answers import record_refused
 from oraculo.core.run import Changes, Run, RunHead
+from oraculo.engine.decide.admission import Admission
 from oraculo.engine.decide.batches import MOST_TASKS, Batch, Decision, is_of_whole_run
 from oraculo.engine.decide.cache import HotRuns, Plans
+from oraculo.engine.decide.conclude import Conclusion
 from oraculo.engine.decide.pacing import Pace
 from oraculo.engine.decide.requests import RunMaker
+from oraculo.engine.decide.settle import Settling
 from oraculo.engine.inbox import (
     AnswerInput,
     Arrived,
@@ -38,45 +40,30 @@ from oraculo.engine.inbox import (
     arrived_with,
     is_withdrawn,
 )
-from oraculo.engine.queues.limits import NewQueueLimits
 from oraculo.engine.results.writer import ResultWriter
 from oraculo.errors import (
     InvalidInput,
     InvalidJson,
     InvalidMessage,
-    InvalidRequest,
     OraculoError,
     PayloadTooLarge,
     StoreRefuses,
     StoreUnavailable,
-    TooManyNewQueues,
     UnknownPipeline,
-    WrittenByNewer,
 )
-from oraculo.ports.broker import Consumer, Delivery, NotMoved
+from oraculo.ports.broker import Consumer, Delivery
 from oraculo.ports.clock import Clock, Entropy
-from oraculo.ports.store import Committed, Created, Creation, CreationOutcome, Storage
-from oraculo.ports.telemetry import AnswerTaken, BatchCommitted, DeadLettered, LoopFailed, Telemetry
+from oraculo.ports.store import Committed, Creation, Storage
+from oraculo.ports.telemetry import BatchCommitted, LoopFailed, Telemetry
 from oraculo.wire import naming
 from oraculo.wire.json_guard import MAX_DEPTH
 from oraculo.wire.message import HIGHEST_PRIORITY, Message, correlation_id_of, decode_message
 from oraculo.wire.naming import QueueNames
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
-_FIRST_DELAY, _DOUBLED_AT_MOST = 1.0, 6  # of a message that is tried again
 _FAILURES_BEFORE_LESS = 2  # of a batch, that may be its own fault, while the store works otherwise
-_MOST_SETTLING = 16  # batches that are being settled at the same time
-_BURIED_BYTES = 1024 * 1024  # of refused messages that become dead letters together: a line may be slow
-_LEAST_BYTES = 8 * 1024  # that each of them counts for: so they are not too many either
 _ABOUT_A_RUN = naming.ANSWER_EVENTS | {naming.PROGRESS}
-_UNKNOWN, _CREATED = Verdict.UNKNOWN, CreationOutcome.CREATED  # by names of their own, as in `core.run`
-
-
-class Aftermath(Protocol):
-    """Those who act on what was committed: the outbox, the timers, the courier and whoever watches."""
-
-    def committed(self, changes: Changes) -> None: ...
-    def noted(self, run_id: str, event: Event) -> None: ...
+_UNKNOWN = Verdict.UNKNOWN  # an enum's member takes long to look up
 
 
 class Intake:
@@ -88,9 +75,10 @@ class Intake:
         refresh_pipelines: Callable[[], Awaitable[None]],
         plans: Plans,
         hot: HotRuns,
-        offload: ResultWriter,
-        aftermath: Aftermath,
-        new_queues: NewQueueLimits,
+        result_writer: ResultWriter,
+        conclusion: Conclusion,
+        settling: Settling,
+        admission: Admission,
         pace: Pace,
         *,
         names: QueueNames,
@@ -106,9 +94,10 @@ class Intake:
         self._refresh_pipelines = refresh_pipelines
         self._plans = plans
         self._hot = hot
-        self._result_writer = offload
-        self._aftermath = aftermath
-        self._new_queues = new_queues
+        self._result_writer = result_writer
+        self._conclusion = conclusion
+        self._settling = settling
+        self._admission = admission
         self._pace = pace
         self._names = names
         self._clock = clock
@@ -119,9 +108,6 @@ class Intake:
         self._idle = asyncio.Event()
         self._stopping = False
         self._at_work: Sequence[Input] = ()
-        self._settling: dict[asyncio.Task[Any], Batch] = {}
-        self._to_admit: dict[Arrived, Submission] = {}
-        self._admitting: asyncio.Task[None] | None = None
         self.stopped = False
         self.trouble: str | None = None  # why nothing is decided now
 
@@ -140,22 +126,20 @@ class Intake:
                     await self._process_surely(some_inputs, some_notes)
                     self._at_work = ()
                     await asyncio.sleep(0)  # a store that answers at once must not keep others from the event loop
-        await self._settled()
+        await self._settling.finished()
         self.stopped = True
 
     def stop(self) -> None:
         self._stopping = True
-        if self._admitting is not None:
-            self._admitting.cancel()  # what waits for it comes again
+        self._admission.stop()
         self._inbox.end_all_rests()
         self._inbox.wake()
 
     async def renew_leases(self) -> None:
         """For messages that wait here for long, as when the store is away: they are not to be delivered again."""
         held: dict[Consumer, list[Delivery]] = {}
-        settling = [one for batch in self._settling.values() for one in batch.arrived]
         at_work = filter(None, map(arrived_with, self._at_work))
-        for one in (*at_work, *self._inbox.arrived, *self._to_admit, *settling):
+        for one in (*at_work, *self._inbox.arrived, *self._admission.arrived, *self._settling.arrived):
             held.setdefault(one.consumer, []).append(one.delivery)
         for consumer, deliveries in held.items():
             with suppress(OraculoError):  # then it was given back already, with its consumer
@@ -167,11 +151,7 @@ class Intake:
         while len(self._inbox) or not self._idle.is_set():
             await self._idle.wait()
             await asyncio.sleep(0)
-        await self._settled()
-
-    async def _settled(self) -> None:
-        if self._settling:
-            await asyncio.wait(self._settling)
+        await self._settling.finished()
 
     async def _process_surely(self, inputs: Sequence[Input], notes: Sequence[Note]) -> None:
         """Waits for a store that cannot be reached, and for one that refuses whatever it is given, until it is mended;
@@ -227,15 +207,12 @@ class Intake:
         elif inputs:
             await self._give_back(inputs[0], error)
         elif notes:
-            self._aftermath.noted(notes[0].run_id, notes[0].event)
+            self._conclusion.give_up(notes[0])
 
     async def _give_back(self, one: Input, error: Exception) -> None:
         """The one that broke it: a message is tried again later, up to the delivery limit; a caller is told."""
         if (arrived := arrived_with(one)) is not None:
-            why = f"{type(error).__name__}: {error}"
-            delay = _delay_before(arrived.delivery, error)
-            retrying = self._is_settled(arrived.consumer, arrived.consumer.retry(arrived.delivery, delay, why))
-            await self._settle_beside(retrying, Batch(handled=[arrived]))
+            await self._settling.give_back(arrived, error)
         elif not isinstance(one, Arrived) and one.done is not None and not one.done.done():
             one.done.set_exception(error)
 
@@ -250,7 +227,7 @@ class Intake:
             await self._refresh_pipelines()
             for arrived in batch.unknown:
                 self._read_arrived(arrived, batch, is_last_try=True)
-        to_admit = self._leave_to_be_admitted(batch)
+        to_admit = self._admission.take_out(batch)
         wide = await self._leave_wide(batch) if len(inputs) > 1 else ()
         if batch.large:
             await self._result_writer.keep(batch.large)
@@ -269,22 +246,21 @@ class Intake:
                 self._telemetry.emit(LoopFailed("intake", f"{type(error).__name__}: {error}"))
                 batch.give_up(list(by_run))  # the rest is committed: to decide it again would count late answers twice
                 break
-            birthdays = await self._birthdays(submissions, committed)
-            created += self._conclude_creations(submissions, committed, birthdays, batch)
-            self._conclude(decisions, committed.conflicts, batch)
+            created += await self._conclusion.conclude_creations(submissions, committed, batch)
+            self._conclusion.conclude(decisions, committed.conflicts, batch)
             runs += len(decisions) - len(committed.conflicts)
             submissions = []
             batch.by_run = {run_id: items for run_id, items in by_run.items() if run_id in committed.conflicts}
             if conflicts:
                 batch.give_up(self._lost_again(decisions, committed.conflicts))
             conflicts += len(committed.conflicts)
-        self._admit_soon(to_admit)
+        self._admission.admit_soon(to_admit)
         self._inbox.set_aside(wide)
         for run_id, items in batch.resting.items():
             self._inbox.hold(run_id, items)
         for stray in batch.strays:
             self._telemetry.emit(stray)
-        await self._settle_soon(batch)
+        await self._settling.settle_soon(batch)
         self._telemetry.emit(
             BatchCommitted(
                 inputs=len(inputs),
@@ -294,45 +270,6 @@ class Intake:
                 seconds=self._clock.now() - started,
             )
         )
-
-    def _leave_to_be_admitted(self, batch: Batch) -> dict[Arrived, Submission]:
-        """Take out the requests that came as messages and may name too many new queues, and return them."""
-        left: dict[Arrived, Submission] = {}
-        submissions, batch.submissions = batch.submissions, []
-        for one in submissions:
-            if one.arrived is None or self._new_queues.admits_run_at_once(one):
-                batch.submissions.append(one)
-            else:
-                left[one.arrived] = one
-        return left
-
-    def _admit_soon(self, requests: dict[Arrived, Submission]) -> None:
-        """Ask the broker about their queues beside all else, and about one after the other: each takes it a while."""
-        if not requests or self._stopping:
-            return
-        consumers = {arrived.consumer for arrived in requests}  # what an earlier one brought is delivered again
-        self._to_admit = {each: one for each, one in self._to_admit.items() if each.consumer in consumers} | requests
-        if self._admitting is None or self._admitting.done():
-            self._admitting = asyncio.create_task(self._admit(), name="admit")
-
-    async def _admit(self) -> None:
-        while self._to_admit:
-            arrived, one = next(iter(self._to_admit.items()))
-            try:
-                await self._admit_one(one, arrived)
-            finally:
-                self._to_admit.pop(arrived, None)
-
-    async def _admit_one(self, one: Submission, arrived: Arrived) -> None:
-        """Have it read once more; or it becomes a dead letter, or comes again later."""
-        try:
-            await self._new_queues.admit_run(one)
-        except TooManyNewQueues as error:
-            await self._is_settled(arrived.consumer, arrived.consumer.retry(arrived.delivery, error.wait, str(error)))
-        except InvalidRequest as error:
-            await self._settle(Batch(refused=[(arrived, str(error.within("payload")))]))
-        else:
-            self._inbox.put([arrived])
 
     async def _leave_wide(self, batch: Batch) -> Sequence[WideInput]:
         """Take out the widest, where all together are too many tasks for one commit, and return them."""
@@ -376,8 +313,7 @@ class Intake:
     def _read_arrived(self, arrived: Arrived, batch: Batch, *, is_last_try: bool = False) -> None:
         try:
             if arrived.delivery.queue == self._names.requests:  # how deep it may be is the request's to say
-                message = decode_message(arrived.delivery.body)
-                batch.submissions.append(self._read_request(message, arrived))
+                batch.submissions.append(self._read_request(arrived))
             else:
                 message = decode_message(arrived.delivery.body, MAX_DEPTH)
                 _expect_event(message, _ABOUT_A_RUN)
@@ -403,20 +339,10 @@ class Intake:
         else:
             batch.refused.append((arrived, why))
 
-    def _read_request(self, message: Message, arrived: Arrived) -> Submission:
+    def _read_request(self, arrived: Arrived) -> Submission:
+        message = decode_message(arrived.delivery.body)
         _expect_event(message, {naming.START_RUN})
-        reply_to = None if message.responder_em is None else self._names.logical(message.responder_em)
-        if reply_to is not None and (fault := naming.reply_queue_fault(reply_to)):
-            raise InvalidMessage.at("responder_em", fault)
-        request, trace = bytes(message.payload), message.traceparent
-        try:
-            submission = self._maker.submission(
-                request, run_id=message.correlation_id, reply_to=reply_to, traceparent=trace
-            )
-        except (InvalidJson, InvalidRequest, PayloadTooLarge) as error:  # not InvalidMessage, of the message's own id
-            raise error.within("payload") from None
-        if submission.changes.run.id != message.correlation_id:
-            raise InvalidMessage.at("payload.correlation_id", "differs from the message's correlation_id; leave it out")
+        submission = self._maker.submission_of(message)
         submission.arrived = arrived
         for delivery in submission.changes.run.head.deliveries:
             delivery.via = arrived.delivery.via
@@ -456,7 +382,7 @@ class Intake:
         for run_id in run_ids:
             snapshot = snapshots.get(run_id)
             if snapshot is None:
-                self._no_such_run(run_id, by_run[run_id], batch)
+                self._conclusion.conclude_without_run(run_id, by_run[run_id], batch)
                 continue
             run = self._plans.restore(snapshot)
             self._hot.keep(run)
@@ -501,158 +427,12 @@ class Intake:
         verdict = machine.apply(run, event, now, changes)
         return verdict, "its task was not sent yet, so no answer is awaited" if verdict is _UNKNOWN else ""
 
-    def _no_such_run(self, run_id: str, items: Iterable[OfRun], batch: Batch) -> None:
-        for item in items:
-            if isinstance(item, AnswerInput):
-                batch.strays.append(AnswerTaken(run_id, _UNKNOWN, item.message.tipo_evento))
-                batch.refused.append((item.arrived, f"there is no run with the correlation_id {naming.shown(run_id)}"))
-            elif isinstance(item, BadAnswer):
-                batch.refused.append((item.arrived, item.why))
-            elif isinstance(item, Note):
-                self._aftermath.noted(run_id, item.event)
-            elif not item.done.done():
-                item.done.set_result(None)
-
-    # -- commit and conclude ----------------------------------------------------------------------------------
-
     async def _commit(self, submissions: Sequence[Submission], decisions: Sequence[Decision]) -> Committed:
         creations = [Creation(one.changes, one.fingerprint, one.idempotency_key) for one in submissions]
         changes = [decision.changes for decision in decisions if decision.changes.dirty]
         if not creations and not changes:
             return Committed((), frozenset())
         return await self._store.commit(creations, changes)
-
-    async def _birthdays(self, submissions: Sequence[Submission], committed: Committed) -> Mapping[str, float]:
-        """Return when the runs were created that an earlier attempt of these submissions may have made.
-
-        Another request under the same key may have made the run: its commands have other deadlines, and only one with
-        this time of creation is the submission's own."""
-        doubtful = [
-            one.changes.run.id
-            for one, created in zip(submissions, committed.created, strict=True)
-            if one.uncertain and created == Created(CreationOutcome.SAME, one.changes.run.id)
-        ]
-        while doubtful:
-            try:
-                heads = await self._store.heads(doubtful)
-            except StoreUnavailable:  # what else the batch holds is committed, and must not be decided again
-                await asyncio.sleep(_FIRST_PAUSE)
-            else:
-                return {run_id: head.created_at for run_id, head in heads.items()}
-        return {}
-
-    def _conclude_creations(
-        self, submissions: Sequence[Submission], committed: Committed, birthdays: Mapping[str, float], batch: Batch
-    ) -> int:
-        """Returns how many of them are new runs."""
-        count = 0
-        for one, created in zip(submissions, committed.created, strict=True):
-            if created.outcome is _CREATED:
-                self._hot.keep(one.changes.run)
-                self._aftermath.committed(one.changes)
-            elif one.uncertain and birthdays.get(created.run_id) == one.changes.run.head.created_at:
-                # An attempt before this one was written, though it was said to have failed: the run is this request's.
-                self._aftermath.committed(one.changes)
-                created = Created(CreationOutcome.CREATED, created.run_id)
-            count += created.outcome is _CREATED
-            if one.done is not None and not one.done.done():
-                one.done.set_result(created)
-            if one.arrived is not None:
-                self._conclude_arrived_request(one.arrived, created, batch)
-        return count
-
-    def _conclude_arrived_request(self, arrived: Arrived, created: Created, batch: Batch) -> None:
-        if created.outcome in (CreationOutcome.CREATED, CreationOutcome.SAME):
-            batch.handled.append(arrived)
-        else:
-            batch.refused.append(
-                (arrived, f"the correlation_id {naming.shown(created.run_id)} is another run's already")
-            )
-
-    def _conclude(self, decisions: Iterable[Decision], conflicts: frozenset[str], batch: Batch) -> None:
-        for decision in decisions:
-            run_id = decision.changes.run.id
-            if run_id in conflicts:
-                self._hot.drop(run_id)
-                continue
-            if decision.changes.dirty:
-                self._hot.grown(decision.changes)
-                self._let_rest(decision)
-            self._aftermath.committed(decision.changes)
-            for item, verdict, why in decision.verdicts:
-                self._conclude_item(run_id, item, verdict, why, batch)
-            if decision.ends_it:  # but one that is told something after its end may be told more
-                self._hot.drop(run_id)
-
-    def _let_rest(self, decision: Decision) -> None:
-        rest = None if decision.is_of_notes else self._pace.rest_after(decision.changes, self._clock.now())
-        if rest is not None:
-            self._inbox.rest(decision.changes.run.id, rest)
-
-    def _conclude_item(self, run_id: str, item: OfRun, verdict: Verdict, why: str, batch: Batch) -> None:
-        if isinstance(item, Note):
-            self._aftermath.noted(run_id, item.event)
-        elif isinstance(item, AnswerInput):
-            self._telemetry.emit(AnswerTaken(run_id, verdict, item.message.tipo_evento))
-            if verdict is _UNKNOWN:
-                batch.refused.append((item.arrived, why))
-            else:
-                batch.handled.append(item.arrived)
-        elif isinstance(item, BadAnswer):
-            batch.refused.append((item.arrived, why))
-        elif not item.done.done():
-            item.done.set_result(verdict)
-
-    async def _settle_soon(self, batch: Batch) -> None:
-        if batch.handled or batch.refused:
-            await self._settle_beside(self._settle(batch), batch)
-
-    async def _settle_beside(self, settling: Coroutine[Any, Any, object], batch: Batch) -> None:
-        """Beside the next batch: telling the broker takes a round trip, and a frozen one many seconds."""
-        task = asyncio.create_task(settling, name="settle")
-        self._settling[task] = batch
-        task.add_done_callback(self._settling.pop)
-        if len(self._settling) > _MOST_SETTLING:
-            await asyncio.wait(self._settling, return_when=asyncio.FIRST_COMPLETED)
-
-    async def _settle(self, batch: Batch) -> None:
-        """Only now may the broker forget the messages. If it cannot be told, they come again and change nothing."""
-        by_consumer: dict[Consumer, list[Delivery]] = {}
-        for arrived in batch.handled:
-            by_consumer.setdefault(arrived.consumer, []).append(arrived.delivery)
-        for consumer, deliveries in by_consumer.items():
-            await self._is_settled(consumer, consumer.ack(deliveries))
-        # By broker, too: what one of several cannot put away says nothing of another's.
-        refused: dict[tuple[Consumer, str | None], list[tuple[Delivery, str]]] = {}
-        for arrived, why in batch.refused:
-            refused.setdefault((arrived.consumer, arrived.delivery.via), []).append((arrived.delivery, why))
-        for (consumer, _), letters in refused.items():
-            for some in slices(letters, _weight, _BURIED_BYTES):
-                if not await self._is_settled(consumer, consumer.dead_letter_all(some)):
-                    break  # the rest was given back
-                for delivery, why in some:
-                    queue, run_id = self._names.logical(delivery.queue), correlation_id_of(delivery.body)
-                    self._telemetry.emit(DeadLettered(queue, why, run_id))
-
-    async def _is_settled(self, consumer: Consumer, settling: Awaitable[None]) -> bool:
-        """What a consumer cannot settle would fill its prefetch for ever: then it gives everything back, and whoever
-        owns it subscribes anew. One of several brokers has given back its own already."""
-        try:
-            await settling
-        except Exception as error:  # noqa: BLE001 - nobody waits for this task: what it met must be told here
-            self._telemetry.emit(LoopFailed("settle", f"{type(error).__name__}: {error}"))
-            if not isinstance(error, NotMoved):
-                with suppress(Exception):
-                    await consumer.close()
-            return False
-        return True
-
-
-def _delay_before(again: Delivery, error: Exception) -> float:
-    """What was written by a newer version is read once that is back: the tries before the delivery limit last for about
-    a quarter of an hour, because the answer is a good one."""
-    doubled = min(again.redeliveries, _DOUBLED_AT_MOST) if isinstance(error, WrittenByNewer) else 0
-    return _FIRST_DELAY * 2.0**doubled
 
 
 def _priority_of(one: Submission | Wish, head: RunHead) -> int:
@@ -674,10 +454,6 @@ def _expect_event(message: Message, known: Iterable[str]) -> None:
         raise InvalidMessage.at(
             "tipo_evento", f"must be one of {right} on this queue; got {naming.shown(message.tipo_evento)}"
         )
-
-
-def _weight(letter: tuple[Delivery, str]) -> int:
-    return max(len(letter[0].body), _LEAST_BYTES)
 
 
 def _parts(inputs: Sequence[Input], notes: Sequence[Note]) -> Iterable[tuple[Sequence[Input], Sequence[Note]]]:

@@ -11,13 +11,14 @@ from oraculo.core.webhook_rules import WebhookRules
 from oraculo.engine.decide.cache import Plans
 from oraculo.engine.inbox import Submission
 from oraculo.engine.pipelines import PipelineCatalogue
-from oraculo.errors import Fault, InvalidMessage, InvalidRequest
+from oraculo.errors import Fault, InvalidJson, InvalidMessage, InvalidRequest, PayloadTooLarge
 from oraculo.pipeline.definition import MAX_FAULTS, Definition
 from oraculo.pipeline.queue_rules import QueueRules
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.settings import Settings
 from oraculo.wire import naming
-from oraculo.wire.message import valid_traceparent
+from oraculo.wire.message import Message, valid_traceparent
+from oraculo.wire.naming import QueueNames
 
 
 def fingerprint_of(body: bytes) -> str:
@@ -31,12 +32,14 @@ class RunMaker:
         catalogue: PipelineCatalogue,
         plans: Plans,
         queues: QueueRules,
+        names: QueueNames,
         clock: Clock,
         entropy: Entropy,
         settings: Settings,
     ) -> None:
         self._catalogue = catalogue
         self._plans = plans
+        self._names = names
         self._clock = clock
         self._entropy = entropy
         self._limits = Limits(settings.limits.payload_bytes, settings.limits.request_bytes)
@@ -82,6 +85,20 @@ class RunMaker:
         )
         changes = machine.start(run, run.head.created_at)
         return Submission(changes, fingerprint=fingerprint_of(body), queue_field=_queue_field(request))
+
+    def submission_of(self, message: Message) -> Submission:
+        """Return the run that a message asks for. Raise like `submission`, with the fault's place in the message."""
+        reply_to = None if message.responder_em is None else self._names.logical(message.responder_em)
+        if reply_to is not None and (fault := naming.reply_queue_fault(reply_to)):
+            raise InvalidMessage.at("responder_em", fault)
+        run_id, request = message.correlation_id, bytes(message.payload)
+        try:
+            submission = self.submission(request, run_id=run_id, reply_to=reply_to, traceparent=message.traceparent)
+        except (InvalidJson, InvalidRequest, PayloadTooLarge) as error:  # not InvalidMessage, of the message's own id
+            raise error.within("payload") from None
+        if submission.changes.run.id != run_id:
+            raise InvalidMessage.at("payload.correlation_id", "differs from the message's correlation_id; leave it out")
+        return submission
 
     def _expect_allowed(self, webhook: str | None) -> None:
         """Raises InvalidRequest for a webhook whose URL itself names an address that it may not reach."""

@@ -12,10 +12,10 @@ from oraculo.core.run import RunStatus
 from oraculo.engine.decide.cache import Plans
 from oraculo.engine.queues.looks import QueueLooks
 from oraculo.engine.queues.served import ServedQueues
-from oraculo.engine.wide_work import beside
 from oraculo.errors import StoreError
 from oraculo.ports.clock import Clock
 from oraculo.ports.store import Due, Store
+from oraculo.ports.threads import handed_over_if_wide
 
 _EVERY = 1.0  # seconds from one look to the next
 _AHEAD = 2.0  # seconds before a timer rings in which its queue is looked at
@@ -76,6 +76,6 @@ class LastLooks:
                 if (snapshot := (await self._store.load([run_id])).get(run_id)) is None:
                     continue
                 restore = partial(self._plans.restore, snapshot)
-                plan = (await beside(self._threads, len(snapshot.tasks), restore)).plan
+                plan = (await handed_over_if_wide(self._threads, len(snapshot.tasks), restore)).plan
             found[run_id] = plan
         return found

@@ -10,11 +10,11 @@ import msgspec
 
 from oraculo.core.phase import Looks, QueueLook
 from oraculo.core.run import Run, TaskStatus
-from oraculo.engine.wide_work import beside
 from oraculo.errors import BrokerError
 from oraculo.pipeline import bridges
 from oraculo.ports.broker_admin import BrokerAdmin, QueueState
 from oraculo.ports.clock import Clock
+from oraculo.ports.threads import handed_over_if_wide
 from oraculo.wire.naming import QueueNames
 
 FRESH = 1.0  # seconds for which a look is good enough
@@ -70,7 +70,7 @@ class QueueLooks:
 
     async def at_queues_of(self, run: Run) -> Looks:
         """Return what is known of the queues whose commands may be waiting or in work."""
-        places = await beside(self._threads, len(run.tasks), partial(_places_of, run))
+        places = await handed_over_if_wide(self._threads, len(run.tasks), partial(_places_of, run))
         if not places:
             return {}
         await self._refresh(sorted({queue for queue, _ in places})[:_MOST_QUEUES])

@@ -16,11 +16,11 @@ from oraculo.core.result_reference import ResultReference, encode_reference, rea
 from oraculo.core.run import Run, Task
 from oraculo.core.views import run_view
 from oraculo.engine.results.earlier import EarlierResults
-from oraculo.engine.wide_work import beside
 from oraculo.errors import NotFound, ObjectLost, ObjectsUnavailable
 from oraculo.pipeline.definition import Step
 from oraculo.ports.objects import Objects, get_result, put_result
 from oraculo.ports.telemetry import LoopFailed, Telemetry
+from oraculo.ports.threads import handed_over_if_wide
 from oraculo.settings import Settings
 
 PATIENCE = 10.0  # seconds for all the large results of one aggregate, or of one command
@@ -174,7 +174,7 @@ class ResultReader:
 
     async def view(self, run: Run, looks: Looks) -> dict[str, Any]:
         """Show the run as the API does. `looks`: at the queues of its open tasks."""
-        view = await beside(self._threads, len(run.tasks), partial(run_view, run, looks))
+        view = await handed_over_if_wide(self._threads, len(run.tasks), partial(run_view, run, looks))
         if "resultados" in view and (references := self.references(run)):
             await self.fill(view["resultados"], references)
         return view

@@ -152,7 +152,7 @@ async def test_a_queue_that_is_refused_keeps_no_other_from_being_declared_again(
         await oraculo.operations.put_pipeline("novo", pipeline("executador_a", "executador_z"))
         broker.refused = {"executador_a"}
         broker.asked.clear()
-        oraculo.engine.destinations._declared.clear()  # as after a loss
+        oraculo.engine.pipeline_queues._declared.clear()  # as after a loss
         await looks(oraculo)
         for queue in ("escavador_youtube", "executador_z"):
             assert broker.asked.count(queue) == 2, "with the others, which failed, and alone"
