@@ -19,7 +19,7 @@ from oraculo.bridges.celery.recent import RecentDict
 from oraculo.bridges.celery.sender import TaskSender
 from oraculo.bridges.celery.tasks import RETURNED, CeleryTask
 from oraculo.brokers.failover import FailoverBroker
-from oraculo.brokers.memory import MemoryConsumer
+from oraculo.brokers.memory_consumer import MemoryConsumer
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings
 from oraculo.pipeline import bridge_rules, bridges
 from oraculo.ports.broker import Outgoing, Receipt, publish_all

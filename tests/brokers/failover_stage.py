@@ -58,8 +58,8 @@ class Named(MemoryBroker):
         await self.lose_consumers()
 
     async def lose_consumers(self) -> None:
-        assert self._depot is not None
-        for queue in list(self._depot.queues.values()):
+        assert self._server is not None
+        for queue in list(self._server.queues.values()):
             for consumer in list(queue.consumers):
                 await consumer.close()
 

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from oraculo.brokers.liveness import CANARY, UNPROVEN_ROUNDS, LivenessBroker
-from oraculo.brokers.memory import MemoryBroker, MemoryConsumer
+from oraculo.brokers.memory import MemoryBroker
+from oraculo.brokers.memory_consumer import MemoryConsumer
 from oraculo.errors import BrokerUnavailable
 from oraculo.ports.broker import Broker, ConsumerDoubted, Delivery, Outgoing, Receipt, publish_all
 from oraculo.ports.clock import SystemClock

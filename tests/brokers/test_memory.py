@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from oraculo.brokers.memory import MemoryBroker, MemoryConsumer
+from oraculo.brokers.memory import MemoryBroker
+from oraculo.brokers.memory_consumer import MemoryConsumer
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Broker, Capabilities, Delivery, Outgoing, ensure_taken, publish_all
 from oraculo.ports.broker_admin import QueueState

@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from oraculo.brokers.memory import MESSAGE_OVERHEAD, MIB, MemoryBroker
+from oraculo.brokers.memory import MIB, MemoryBroker
+from oraculo.brokers.memory_server import MESSAGE_OVERHEAD
 from oraculo.errors import BrokerUnavailable, QueueUnavailable
 from oraculo.ports.broker import Outgoing, ensure_taken, publish_all
 from tests.brokers import test_memory as stage

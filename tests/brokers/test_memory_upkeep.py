@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from oraculo.brokers.memory import MESSAGE_OVERHEAD, MemoryBroker
+from oraculo.brokers.memory import MemoryBroker
 from oraculo.brokers.memory_queues import Queue, StoredMessage
+from oraculo.brokers.memory_server import MESSAGE_OVERHEAD
 from oraculo.errors import BrokerUnavailable, QueueUnavailable
 from oraculo.ports.broker import Outgoing, ensure_taken, publish_all
 from oraculo.ports.broker_admin import QueueState

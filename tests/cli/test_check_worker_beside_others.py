@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from oraculo.bootstrap import make_broker, make_worker
-from oraculo.brokers.memory import MemoryBroker, MemoryConsumer
+from oraculo.brokers.memory import MemoryBroker
+from oraculo.brokers.memory_consumer import MemoryConsumer
 from oraculo.errors import BrokerUnavailable
 from oraculo.ports.broker import Broker, Delivery, Outgoing, publish_all
 from oraculo.ports.broker_admin import QueueState

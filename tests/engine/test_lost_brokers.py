@@ -286,9 +286,9 @@ async def test_a_broker_that_came_back_without_its_memory_gets_everything_again(
         await oraculo.publish("resultados", failure)
         await until(lambda: oraculo.operations.dead_letters("executador_b", limit=1))
         await until(lambda: sent_by(oraculo, run_id, ["redis", "redis"]))
-        assert broker._depot is not None
+        assert broker._server is not None
         for queue in ("executador_a", "executador_b.dlq"):
-            broker._depot.queues.pop(queue)
+            broker._server.queues.pop(queue)
         broker.losses += 1
         await until(lambda: oraculo.operations.dead_letters("executador_b", limit=1), saying="the dead letter again")
         await until(lambda: broker.queues(["executador_a"]), saying="the command again")
@@ -339,8 +339,8 @@ async def test_what_was_sent_before_the_clock_was_set_back_is_not_forgotten_with
         run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}, "timeout": 3600})
         await until(lambda: sent_by(oraculo, run_id, ["redis"]))
         clock.skew = -600.0
-        assert broker._depot is not None
-        broker._depot.queues.pop("executador_a")
+        assert broker._server is not None
+        broker._server.queues.pop("executador_a")
         broker.losses += 1
         await until(lambda: broker.queues(["executador_a"]), saying="the command again")
 
@@ -358,8 +358,8 @@ def set_once_looked_for(event: asyncio.Event, monkeypatch: pytest.MonkeyPatch) -
 
 
 async def expect_sent_again_when_lost(oraculo: Harness, broker: Durable, run_id: str) -> None:
-    assert broker._depot is not None
-    broker._depot.queues.pop("executador_a")
+    assert broker._server is not None
+    broker._server.queues.pop("executador_a")
     broker.losses += 1
     [state] = await until(lambda: broker.queues(["executador_a"]), saying="the command again")
     assert state.ready == 1

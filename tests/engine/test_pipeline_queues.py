@@ -101,7 +101,7 @@ async def test_a_broker_that_comes_after_the_start_and_refuses_a_queue_is_looked
         await until(lambda: REFUSED in told.of(LoopFailed), saying="the refusal to be told")
         run_id = await oraculo.submit({"destinos": ["executador_a"]})
         await until(lambda: sent_by(oraculo, run_id, ["ledger"]), saying="the command to be sent")
-        broker._depot.queues.pop("executador_a")  # type: ignore[union-attr]
+        broker._server.queues.pop("executador_a")  # type: ignore[union-attr]
         broker.losses += 1
         await until(lambda: broker.queues(["executador_a"]), saying="the command to be sent again")
 
@@ -138,7 +138,7 @@ async def test_a_broker_that_may_be_another_gets_all_queues_again(what: str) -> 
             await broker.leave()
             await looks(oraculo)
             broker.come_back()
-        broker._depot.queues.pop("escavador_youtube")  # type: ignore[union-attr]
+        broker._server.queues.pop("escavador_youtube")  # type: ignore[union-attr]
         broker.losses += what == "lost its memory"
         await until(lambda: broker.queues(["escavador_youtube"]), saying="the queue again")
         broker.asked.clear()

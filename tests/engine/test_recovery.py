@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from oraculo.brokers.memory import MemoryBroker, MemoryConsumer
+from oraculo.brokers.memory import MemoryBroker
+from oraculo.brokers.memory_consumer import MemoryConsumer
 from oraculo.core.run import Changes
 from oraculo.engine import consumers, service
 from oraculo.engine.decide import intake

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from oraculo.brokers.failover import FailoverBroker
-from oraculo.brokers.memory import MemoryBroker, MemoryConsumer
+from oraculo.brokers.memory import MemoryBroker
+from oraculo.brokers.memory_consumer import MemoryConsumer
 from oraculo.core import machine
 from oraculo.engine.decide import settle
 from oraculo.errors import BrokerUnavailable, NotFound
@@ -140,8 +141,8 @@ async def test_messages_that_wait_to_be_quarantined_keep_their_lease() -> None:
 async def test_a_dead_letter_that_one_of_several_brokers_cannot_put_away_is_told_as_such_and_closes_no_other() -> None:
     first, second, told = Crammed("first"), Named("second"), Told()
     async with Harness(settings=QUICK, broker=FailoverBroker([first, second]), telemetry=told) as oraculo:
-        assert second._depot is not None
-        readers = second._depot.queues["resultados"].consumers
+        assert second._server is not None
+        readers = second._server.queues["resultados"].consumers
         before = list(readers)
         assert len(before) == 1
         await publish_all(first, [Outgoing("resultados", b"{bad")])

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from oraculo.brokers.memory import MemoryBroker, MemoryConsumer
+from oraculo.brokers.memory import MemoryBroker
+from oraculo.brokers.memory_consumer import MemoryConsumer
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Delivery, Outgoing, Receipt
 from oraculo.ports.clock import SystemClock

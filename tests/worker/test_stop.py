@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from oraculo.brokers.memory import MemoryConsumer
+from oraculo.brokers.memory_consumer import MemoryConsumer
 from oraculo.errors import BrokerUnavailable, InvalidInput, OraculoError
 from oraculo.worker import App, runner
 from oraculo.worker.outbox import AnswerOutbox

@@ -1,4 +1,4 @@
-"""What a broker's URL says; `oraculo.clients.address` reads it."""
+"""Broker URLs, read by `oraculo.clients.address`."""
 
 from collections.abc import Sequence
 
@@ -10,15 +10,17 @@ __all__ = ["Address", "no_node", "read_address"]
 
 
 def read_address(url: str, *, port: int, known: frozenset[str] = frozenset(), is_cluster: bool = False) -> Address:
-    """As there, of the setting that names the brokers. Raises InvalidSettings."""
+    """Return what a broker URL says. Raises InvalidSettings, which names ORACULO_BROKER_URL."""
     return address.read_address(url, "ORACULO_BROKER_URL", port=port, known=known, is_cluster=is_cluster)
 
 
 def no_node(failures: Sequence[BrokerError]) -> BrokerError:
-    """What became of an attempt at each node of a cluster. It is refused for good only when every one says so: what one
-    does not let pass may go by another."""
+    """Return the error for a cluster whose nodes all failed.
+
+    It is BrokerError only when every node refused: what one node does not allow, another may.
+    """
     if len(failures) == 1:
         return failures[0]
-    told = "; ".join(map(str, failures))
+    reasons = "; ".join(map(str, failures))
     is_away = any(isinstance(failure, BrokerUnavailable) for failure in failures)
-    return BrokerUnavailable(told) if is_away else BrokerError(told)
+    return BrokerUnavailable(reasons) if is_away else BrokerError(reasons)

@@ -1,4 +1,4 @@
-"""Servers that are older than what the adapters were made for."""
+"""The warning about servers that are older than the adapters support."""
 
 import re
 
@@ -6,7 +6,7 @@ _NUMBERS = re.compile(r"(\d+)\.(\d+)")
 
 
 def warning_of_age(version: str, oldest: tuple[int, int]) -> str:
-    """What the words of a check end with: nothing for a version that is new enough, or that cannot be read."""
+    """Return a warning to append to the result of `check`. Empty for a new enough or unreadable version."""
     found = _NUMBERS.match(version)
     if found is None or (int(found[1]), int(found[2])) >= oldest:
         return ""

@@ -12,7 +12,10 @@ Item = TypeVar("Item")
 async def published_apart_if_refused(
     publish: Callable[[Sequence[Item]], Awaitable[Sequence[Receipt]]], items: Sequence[Item]
 ) -> Sequence[Receipt]:
-    """Publish all together or, if the broker refuses that, each alone: one refusal must not hold up the others."""
+    """Publish all together.
+
+    If the broker refuses that, publish each alone, so that one refusal does not hold up the others.
+    """
     try:
         return await publish(items)
     except BrokerUnavailable:

@@ -1,4 +1,4 @@
-"""A page of dead letters, bounded in bytes: long bodies are cut, and the page ends where it is full."""
+"""One page of dead letters, bounded in bytes: long bodies are cut, and the page ends where it is full."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from oraculo.ports.broker_admin import DEAD_LETTER_BODY_BYTES, DEAD_LETTER_PAGE_
 
 
 class DeadLetterPage:
-    """The letters that `Broker.dead_letters` returns. At most `limit`, and none behind the one that fills the page."""
+    """The result of `dead_letters`: at most `limit`, and none after the one that fills the page."""
 
     def __init__(self, limit: int) -> None:
         self.letters: list[DeadLetter] = []
@@ -20,7 +20,7 @@ class DeadLetterPage:
         return len(self.letters) >= self._limit or self._room < 0
 
     def fill(self, letters: Iterable[DeadLetter]) -> None:
-        """Take letters in their order until the page is full."""
+        """Add dead letters in their order until the page is full."""
         for letter in letters:
             if self.is_full:
                 return
@@ -29,7 +29,7 @@ class DeadLetterPage:
 
 
 def cut(letter: DeadLetter) -> DeadLetter:
-    """Return the letter with as much of its body as a page may show."""
+    """Return the dead letter with as much of its body as a page may hold."""
     if len(letter.body) <= DEAD_LETTER_BODY_BYTES:
         return letter
     whole = letter.cut_from or len(letter.body)

@@ -1,14 +1,16 @@
-"""Proof of life: a consumer that is connected and gets nothing is found out and made again.
+"""Proof of life: finds consumers that are connected and receive nothing, and has them made again.
 
-A consumer that has heard nothing for a while must prove that it can hear. On queues that only the orchestrator reads a
-canary is published, a message that every such consumer knows and takes for itself. Elsewhere plain workers may listen,
-who would not know it: there, messages that wait while the consumer has room and hears nothing are the evidence.
+A consumer that received nothing for a while has to prove that it can:
+- On queues that only the orchestrator reads, a canary is published. Every consumer here knows it and acks it.
+- On other queues plain workers may listen, who do not know canaries. There the proof against a consumer is that
+messages wait while it has room.
 
-A deaf consumer is closed and its `take` raises, so that whoever owns it subscribes again; until that one has heard
-something, or there is nothing to hear, `statuses()` names the queue. Where the canary went to somebody else nothing is
-proven either way, and after a few such rounds the consumer is made again without alarm: that costs little. Its `take`
-raises ConsumerDoubted then; but not where what is gone is held each time, or no other reads the queue, for then it may
-be this one that swallows it: what that one holds RabbitMQ does not tell.
+A deaf consumer is closed and its `take` raises, so that its owner subscribes again. `statuses()` names the queue until
+the new consumer receives something, or there is nothing to receive.
+
+When a canary went to another consumer, nothing is proven. After a few such rounds the consumer is made again to be
+sure, and `take` raises ConsumerDoubted, without alarm. It is deaf instead when each time the canary is held by
+somebody, or no other consumer reads the queue: then this consumer may be the one that swallowed it.
 """
 
 import asyncio
@@ -38,17 +40,20 @@ CANARY = (
     b'{"correlation_id":"canario","tipo_evento":"canario","payload":{},"timestamp":"1970-01-01T00:00:00Z",'
     b'"nota":"proves that a consumer hears; ignore it"}'
 )
-PATIENCE = 5.0  # seconds in which a canary, or what waits in the queue, must have been heard
+PATIENCE = 5.0  # seconds in which a canary, or a waiting message, must arrive
 UNPROVEN_ROUNDS = 4
-_LOOKS = 10  # at most, in the time that a consumer may be silent, at one that has no room
-_KEPT = 300.0  # seconds that a canary which nobody takes may stay
+_LOOKS = 10  # at most, during `silence`, at a consumer that has no room
+_KEPT = 300.0  # seconds after which a canary that nobody took expires
 
 _log = structlog.get_logger("oraculo.brokers.liveness")
 
 
 class LivenessBroker:
-    """`own_queues`: those that nobody but the orchestrator reads. `silence`: seconds without a message after which a
-    consumer has to prove itself."""
+    """A broker whose consumers are watched.
+
+    Nobody but the orchestrator reads `own_queues`. A consumer has to prove itself after `silence` seconds without a
+    message.
+    """
 
     def __init__(
         self,
@@ -66,7 +71,7 @@ class LivenessBroker:
         self._own_queues = frozenset(own_queues)
         self._silence = silence
         self._patience = patience
-        self._deaf: dict[str, str | None] = {}  # queues, and why they are paused if they are
+        self._deaf: dict[str, str | None] = {}  # queue -> why it is paused, or None
         self._consumers: set[LivenessConsumer] = set()
 
     @property
@@ -80,7 +85,7 @@ class LivenessBroker:
     def statuses(self) -> Sequence[BrokerStatus]:
         paused = tuple((queue, why) for queue, why in self._deaf.items() if why is not None)
         return [
-            msgspec.structs.replace(link, deaf=tuple(self._deaf), paused=paused) for link in self._broker.statuses()
+            msgspec.structs.replace(status, deaf=tuple(self._deaf), paused=paused) for status in self._broker.statuses()
         ]
 
     def behind(self) -> Sequence[FullBroker]:
@@ -134,17 +139,17 @@ class LivenessBroker:
         self._deaf.clear()
         await self._broker.close()
 
-    # -- for its consumers ----------------------------------------------------------------------------------------
+    # -- for LivenessConsumer -------------------------------------------------------------------------------------
 
     async def watch(self, consumer: "LivenessConsumer") -> BrokerUnavailable:
-        """Returns when the consumer is to be made again: what its owner is told."""
+        """Return the error for the consumer's owner, once the consumer has to be made again."""
         unproven: list[_Unheard] = []
         while True:
             if await consumer.silent_for(self._silence):
                 unproven.clear()
             try:
                 unheard = await self._prove(consumer)
-            except Exception:  # noqa: BLE001 - the broker is away: that is told elsewhere, and is not deafness
+            except Exception:  # noqa: BLE001 - the broker is away: `statuses` shows that, and it is not deafness
                 continue
             if unheard is None:
                 unproven.clear()
@@ -167,14 +172,14 @@ class LivenessBroker:
         return ConsumerDoubted(f"the consumer of {consumer.queue} is made again to be sure: {why}")
 
     async def _prove(self, consumer: "LivenessConsumer") -> "_Unheard | None":
-        """None: it hears, or there is nothing to hear."""
+        """Return the messages that the consumer missed, or None when it is well or there was nothing to receive."""
         consumer.listen()
         is_own = consumer.queue in self._own_queues
         if is_own:
             expires_at = self._clock.now() + _KEPT
             await publish_all(self._broker, [Outgoing(consumer.queue, CANARY, expires_at=expires_at)])
         elif not _waiting(await self._broker.queues([consumer.queue])):
-            self._deaf.pop(consumer.queue, None)  # another has what was missed: it may be long until this one can hear
+            self._deaf.pop(consumer.queue, None)  # another consumer got the missed messages
             return None
         if await consumer.hears_within(self._patience):
             return None
@@ -192,11 +197,11 @@ class LivenessBroker:
 
 
 class _Unheard(NamedTuple):
-    """What a consumer should have heard."""
+    """The messages that a consumer should have received."""
 
-    waiting: int  # messages: then it is deaf; with 0 they went somewhere, and nothing is proven
-    is_held: bool  # by somebody, who may be this consumer, or is the only one: who hears a canary settles it at once
-    paused: str | None = None  # why nobody is given any
+    waiting: int  # messages; with 0 another consumer took them, and nothing is proven
+    is_held: bool  # unacked, or there is no other consumer: a consumer that works acks a canary at once
+    paused: str | None = None  # why the broker delivers nothing
 
 
 def _waiting(states: Sequence[QueueState]) -> int:
@@ -208,18 +213,20 @@ def _deaf(consumer: "LivenessConsumer") -> BrokerUnavailable:
 
 
 class LivenessConsumer:
-    def __init__(self, vigil: LivenessBroker, inner: Consumer, queue: str, prefetch: int) -> None:
+    """A consumer that can be asked to prove that it receives."""
+
+    def __init__(self, broker: LivenessBroker, inner: Consumer, queue: str, prefetch: int) -> None:
         self.queue = queue
-        self._vigil = vigil
+        self._broker = broker
         self._inner = inner
         self._prefetch = prefetch
-        self._out = 0  # handed out and not settled
+        self._out = 0  # messages handed out and not settled
         self._heard = asyncio.Event()
         self._takers = 0
-        self._waits_since = 0.0  # by the loop's time: somebody, for a message, without a break
-        self._was_away = False  # nobody waited in `take` for a moment: then silence proves nothing
-        self._end: BrokerUnavailable | None = None  # why it is made again
-        self._watching = asyncio.create_task(self._watch(), name=f"vigil over {queue}")
+        self._waits_since = 0.0  # loop time since when somebody has been waiting in `take`
+        self._was_away = False  # for a moment nobody waited in `take`, so silence proves nothing
+        self._end: BrokerUnavailable | None = None  # why it has to be made again
+        self._watching = asyncio.create_task(self._watch(), name=f"liveness of {queue}")
 
     async def take(self, limit: int) -> Sequence[Delivery]:
         while True:
@@ -229,7 +236,7 @@ class LivenessConsumer:
             if deliveries:
                 self._heard.set()
                 self._waits_since = asyncio.get_running_loop().time()
-                self._vigil.heard(self)
+                self._broker.heard(self)
             canaries = [delivery for delivery in deliveries if delivery.body == CANARY]
             if not canaries:
                 self._out += len(deliveries)
@@ -269,24 +276,26 @@ class LivenessConsumer:
         await self._inner.extend(deliveries)
 
     async def close(self) -> None:
-        self._vigil.forget(self)
-        if self._end is not None:  # the watch is closing it: cut off in the middle of that, it would stay half open
+        self._broker.forget(self)
+        if self._end is not None:  # `_watch` is closing it, and must finish
             await asyncio.wait([self._watching])
         self.stop_watching()
         await self._inner.close()
 
-    # -- the watch --------------------------------------------------------------------------------------------------
+    # -- watching ---------------------------------------------------------------------------------------------------
 
     def stop_watching(self) -> None:
         self._watching.cancel()
 
     async def _watch(self) -> None:
-        self._end = await self._vigil.watch(self)
-        await self._inner.close()  # which ends the take that waits
+        self._end = await self._broker.watch(self)
+        await self._inner.close()  # ends the `take` that waits
 
     async def silent_for(self, seconds: float) -> bool:
-        """Returns after that long without a message, while somebody waited for one and there was room for it. Whether
-        it had heard something before."""
+        """Wait until somebody took, with room to spare, and got nothing for so long.
+
+        Return whether a message came before.
+        """
         had_heard, loop = False, asyncio.get_running_loop()
         began = loop.time()
         self.listen()
@@ -298,13 +307,13 @@ class LivenessConsumer:
             had_heard = had_heard or self.has_heard
 
     def listen(self) -> None:
-        """From now on."""
+        """Begin to listen now."""
         self._heard.clear()
         self._was_away = not self._takers
 
     @property
     def has_listened(self) -> bool:
-        """Somebody waited all the time."""
+        """Return True when somebody was waiting for messages the whole time."""
         return not self._was_away
 
     @property

@@ -1,7 +1,7 @@
-"""What the memory broker keeps its messages in: a stock for each queue, and the queue around it.
+"""The queues of the memory broker and their stocks of messages.
 
-The stock of an ordinary queue has a lane for each priority; the stock of a dead-letter queue finds its letters by
-number. None of them knows of another: ways between queues are the depot's, in `memory.py`.
+An ordinary queue keeps a lane of messages for each priority. A dead-letter queue finds its messages by number.
+`memory_server` moves messages between queues.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ import msgspec
 
 
 class StoredMessage(msgspec.Struct, order=True, gc=False):
-    """What a queue holds. Sorted by its sequence, which no two messages share."""
+    """A message in a queue. Messages sort by `sequence`, which is unique."""
 
     sequence: int
     body: bytes
@@ -31,7 +31,7 @@ class StoredMessage(msgspec.Struct, order=True, gc=False):
 
 
 class Budget:
-    """What the messages of one kind weigh together, and may."""
+    """The bytes that messages of one kind take, and their limit."""
 
     __slots__ = ("held", "limit", "what")
 
@@ -42,7 +42,7 @@ class Budget:
 
 
 class Taker(Protocol):
-    """A consumer, as its queue sees it."""
+    """A consumer as its queue sees it."""
 
     @property
     def unsettled(self) -> int: ...
@@ -59,8 +59,7 @@ class Taker(Protocol):
 class _Lane:
     """The waiting messages of one priority.
 
-    Whatever was handed out is older than all that was not, so those given back need no place among the fresh ones:
-    a heap before the deque keeps the order, and no return costs more than its logarithm.
+    Returned messages are older than fresh ones, so a heap in front of the deque keeps the order cheaply.
     """
 
     __slots__ = ("fresh", "returned")
@@ -89,14 +88,14 @@ class _Lane:
 
 
 class Lanes:
-    """The stock of an ordinary queue: the highest priority first, in order within each."""
+    """The stock of an ordinary queue: highest priority first, and oldest first within a priority."""
 
     __slots__ = ("_lanes", "_size", "_soonest")
 
     def __init__(self) -> None:
         self._lanes: dict[int, _Lane] = {}
         self._size = 0
-        self._soonest = inf  # nothing in it expires before
+        self._soonest = inf  # the earliest expiry, or a time before it
 
     def __len__(self) -> int:
         return self._size
@@ -114,7 +113,7 @@ class Lanes:
         self._size += len(messages)
 
     def pull(self, count: int, now: float) -> tuple[list[StoredMessage], list[StoredMessage]]:
-        """The next ones, and those that expired before their turn came: these are out too."""
+        """Take out the next live messages, and the expired ones that stood before them."""
         live: list[StoredMessage] = []
         expired: list[StoredMessage] = []
         while self._size and len(live) < count:
@@ -126,7 +125,7 @@ class Lanes:
         return live, expired
 
     def pull_expired(self, now: float) -> list[StoredMessage]:
-        """Every expired one, wherever it stands. Costs nothing when there can be none."""
+        """Take out every expired message. Costs nothing while none can have expired."""
         if now < self._soonest:
             return []
         everything = [message for lane in self._lanes.values() for message in lane.all()]
@@ -159,8 +158,8 @@ class Lanes:
 class DeadLetterStock:
     """The stock of a dead-letter queue: oldest first, and each found by its number. Nothing in it expires.
 
-    `_order` is sorted. What stands before `_head` was pulled; a number whose letter is gone is passed over, and the
-    list is made anew once half of it is such.
+    `_order` is sorted, and `_head` is its first number that was not pulled. It may still hold numbers whose messages
+    are gone; once half of it is such, it is built anew.
     """
 
     __slots__ = ("_head", "_letters", "_order")
@@ -174,12 +173,12 @@ class DeadLetterStock:
         return len(self._letters)
 
     def put(self, message: StoredMessage) -> None:
-        """A new letter: its number is the highest."""
+        """Add a new dead letter, whose number is the highest."""
         self._letters[message.sequence] = message
         self._order.append(message.sequence)
 
     def put_back(self, messages: Sequence[StoredMessage]) -> None:
-        """Letters that were pulled."""
+        """Add dead letters that were pulled before."""
         for message in sorted(messages, reverse=True):
             number = message.sequence
             self._letters[number] = message
@@ -213,7 +212,7 @@ class DeadLetterStock:
         return found
 
     def find(self, numbers: Iterable[int] | None) -> list[StoredMessage]:
-        """All, or those there are of the numbers, each once and in the order asked for."""
+        """Return all dead letters, or those of the given numbers, each once and in the order asked for."""
         if numbers is None:
             return self.peek(len(self._letters), 0)
         return [self._letters[number] for number in dict.fromkeys(numbers) if number in self._letters]
@@ -230,16 +229,16 @@ class DeadLetterStock:
 
 
 class Queue:
-    """A stock of messages, those that wait for their delay, and the consumers that share them."""
+    """A stock of messages, delayed messages, and the consumers that share them."""
 
     def __init__(self, name: str, stock: Lanes | DeadLetterStock, budget: Budget) -> None:
         self.name = name
         self.stock = stock
         self.budget = budget
-        self.held = 0  # its part of the budget
+        self.held = 0  # bytes in this queue, a part of the budget
         self.is_declared = False
         self.consumers: dict[Taker, None] = {}
-        self.woken = 0  # takes that were given a turn and have not used it yet
+        self.woken = 0  # consumers that got a turn and have not used it yet
         self._waiting: dict[asyncio.Future[None], Taker] = {}
         self._delayed: list[tuple[float, StoredMessage]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -262,16 +261,16 @@ class Queue:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether it is unused, and nobody declared it."""
+        """Return True when the queue is unused and was not declared."""
         return self.is_unused and not self.is_declared
 
     @property
     def is_unused(self) -> bool:
-        """Nothing is in it and nobody is at it. Whoever waits is one of the consumers."""
+        """Return True when the queue is empty and has no consumer."""
         return not (self.consumers or self.stock or self._delayed)
 
     def weigh(self, cost: int) -> None:
-        """So much more, or less, is in this queue."""
+        """Add to the bytes in this queue and in its budget."""
         self.held += cost
         self.budget.held += cost
 
@@ -285,22 +284,22 @@ class Queue:
         return expired + late
 
     async def turn(self, consumer: Taker) -> None:
-        """Waits until there is something for this consumer, behind those who waited longer."""
+        """Wait until there is a message for this consumer. Those that waited longer come first."""
         turn = asyncio.get_running_loop().create_future()
         self._waiting[turn] = consumer
         self.wake()
         try:
             if turn.done():
-                await asyncio.sleep(0)  # others had their turn before: let them use it
+                await asyncio.sleep(0)  # consumers with an earlier turn go first
             await turn
         except asyncio.CancelledError:
             self._leave(turn)
-            self.wake()  # the turn may have been given already: let the next one have it
+            self.wake()  # pass on a turn that was given already
             raise
         self._leave(turn)
 
     def wake(self) -> None:
-        """Gives a turn to as many waiting takes as there are messages, the longest waiting first."""
+        """Give a turn to as many waiting consumers as there are messages, longest waiting first."""
         turns = len(self.stock) - self.woken
         if turns <= 0 or not self._waiting:
             return
@@ -308,11 +307,11 @@ class Queue:
         self._give_turns(list(islice(able, turns)))
 
     def release(self, consumer: Taker) -> None:
-        """Ends the waiting of a consumer that closes."""
+        """End the waiting of a consumer that closes."""
         self._give_turns([turn for turn, its in self._waiting.items() if its is consumer and not turn.done()])
 
     def delay(self, message: StoredMessage, seconds: float) -> None:
-        """Puts the message back, but not before so many seconds."""
+        """Put a message back after so many seconds."""
         due = asyncio.get_running_loop().time() + seconds
         heapq.heappush(self._delayed, (due, message))
         if self._delayed[0][1] is message:
@@ -337,7 +336,7 @@ class Queue:
             self._timer = asyncio.get_running_loop().call_at(self._delayed[0][0], self._return_delayed)
 
     def _return_delayed(self) -> None:
-        # The loop fires a timer up to its clock's resolution early: the first one is due whatever the clock says.
+        # The loop may fire a timer slightly early, so the first message is due whatever the clock says.
         now = max(asyncio.get_running_loop().time(), self._delayed[0][0])
         due: list[StoredMessage] = []
         while self._delayed and self._delayed[0][0] <= now:

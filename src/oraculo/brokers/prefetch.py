@@ -1,22 +1,22 @@
-"""How many messages a consumer asks its broker for, so that what it holds is bounded in bytes as well as in number.
+"""The number of messages that a consumer asks for, so that the bytes it holds are bounded.
 
-A broker is asked for a number of messages, and nobody knows their sizes beforehand. So a consumer begins with a few,
-and asks for more as long as those that came are small.
+A broker counts messages, and nobody knows their sizes beforehand. So a consumer begins with a few, and asks for more as
+long as those that came are small.
 """
 
-MOST_BYTES = 64 * 1024 * 1024  # that a consumer holds at a time
-FIRST = 16  # messages that it asks for while it does not know their sizes
-_GROWTH = 8  # times as many as it asked for before: the next ones may be larger
-_FADING = 0.98  # what one message leaves of the size of a larger one before it
+MOST_BYTES = 64 * 1024 * 1024  # held by one consumer
+FIRST = 16  # messages asked for while no size is known
+_GROWTH = 8  # largest factor of one increase: the next messages may be larger
+_FADING = 0.98  # a large message counts this much less with each later one
 
 
 class Prefetch:
-    """The messages that a consumer holds, and how many it should ask for at a time. `most`: never more than so many."""
+    """The messages that a consumer holds, and how many it should ask for: at most `most`."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._sizes: dict[int | str, int] = {}
-        self._usual = 0.0  # bytes: the largest message, fading with each that comes after it
+        self._usual = 0.0  # bytes of the largest recent message
         self.bytes = 0
         self.asked = min(most, FIRST)
 
@@ -25,7 +25,7 @@ class Prefetch:
 
     @property
     def is_over(self) -> bool:
-        """Return whether it holds twice as much as it should, because large messages came after small ones."""
+        """Return True when it holds twice the bytes that it should, because large messages came after small ones."""
         return self.bytes > 2 * MOST_BYTES
 
     def add(self, token: int | str, size: int) -> None:
@@ -34,7 +34,7 @@ class Prefetch:
         self.note(size)
 
     def note(self, size: int) -> None:
-        """Learn the size of a message, for a consumer that counts itself what it holds."""
+        """Record the size of a message, for a consumer that counts what it holds itself."""
         self._usual = max(size, self._usual * _FADING, 1)
 
     def remove(self, token: int | str) -> None:
@@ -45,9 +45,9 @@ class Prefetch:
         self.bytes = 0
 
     def adapt(self) -> bool:
-        """Choose anew how many to ask for, and return whether that is so different that it should be told."""
+        """Choose how many to ask for. Return True when the broker should be asked for another number."""
         if len(self._sizes) * 2 < self.asked and self.fitting * 2 > self.asked:
-            return False  # it has all that there is
+            return False  # it holds all that the queue has
         wanted = min(self.fitting, self.asked * _GROWTH)
         if self.asked < wanted * 2 and wanted < min(self.asked * 2, self._most):
             return False
@@ -55,11 +55,11 @@ class Prefetch:
         return wanted != before
 
     def begin_anew(self) -> bool:
-        """Ask for few, as at the beginning. Return whether it asked for more before."""
+        """Ask for few, as at the beginning. Return True when it asked for more before."""
         self.asked, before = min(self.asked, FIRST), self.asked
         return self.asked < before
 
     @property
     def fitting(self) -> int:
-        """How many messages like those of late it may hold together."""
+        """Return how many messages of the recent size it may hold together."""
         return max(1, min(self._most, int(MOST_BYTES / self._usual))) if self._usual else min(self._most, FIRST)

@@ -33,8 +33,9 @@ class RunningBridge(Outlook, Protocol):
 
     @property
     def trouble(self) -> str | None:
-        """The reason why this bridge's steps have to wait now, within their deadlines. None means that nothing is
-        wrong.
+        """The reason why this bridge's steps have to wait now, within their deadlines.
+
+        None means that nothing is wrong.
         """
         ...
 

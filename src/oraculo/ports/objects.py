@@ -59,8 +59,9 @@ class Objects(Protocol):
         ...
 
     async def delete(self, folder: str, written_before: float) -> bool:
-        """Delete the folder and return True, unless something was put there after `written_before`. The owner goes
-        last.
+        """Delete the folder and return True, unless something was put there after `written_before`.
+
+        The owner goes last.
         """
         ...
 

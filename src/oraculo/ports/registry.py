@@ -24,7 +24,7 @@ class Registry(Protocol):
         ...
 
     async def put_pipeline(self, name: str, definition: bytes, now: float) -> None:
-        """Write a definition, over any other of that name."""
+        """Write a definition over any other of that name."""
         ...
 
     async def delete_pipeline(self, name: str) -> bool:

@@ -132,8 +132,7 @@ class Store(Protocol):
         ...
 
     async def forget_sent(self) -> int:
-        """Count every command in work (`em_execucao`) and every dead letter as unsent, because the broker lost its
-        memory.
+        """Count every command in work (`em_execucao`) and every dead letter as unsent: the broker lost its memory.
 
         Returns how many there were. Run versions do not change, so call it before the engine takes work.
         """

@@ -1,8 +1,8 @@
-"""Several brokers as one: each message goes to the first that works, and all that work are listened to.
+"""Several brokers as one: each message goes to the first that works, and every one that works is consumed.
 
-A broker that refuses, breaks or does not confirm in time is passed over until a probe finds it well again. The engine
-asks `statuses()`, and sends again what went to a lost broker and was not answered. So there may be duplicates, and
-order is not kept across brokers; nothing is lost, and nothing waits for a broker that is gone while another works.
+A broker that refuses, breaks or does not confirm in time is left out until a probe finds it well. The engine reads
+`statuses()` and sends again what a lost broker took and nobody answered. So messages may be duplicated and may overtake
+each other. None is lost, and none waits for a broker that is away while another works.
 """
 
 from oraculo.brokers.failover.broker import FailoverBroker

@@ -1,4 +1,4 @@
-"""Several brokers behind the port of one."""
+"""The broker that stands for several: probes, publishing, and administration of all of them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -11,30 +11,30 @@ import msgspec
 
 from oraculo.brokers.dead_letter_page import DeadLetterPage
 from oraculo.brokers.failover.consumer import FailoverConsumer
-from oraculo.brokers.failover.member import WORKS_AGAIN, Member, told
+from oraculo.brokers.failover.member import WORKS_AGAIN, Member, reason_of
 from oraculo.brokers.failover.routing import Routing
 from oraculo.errors import BrokerError, BrokerUnavailable, QueueUnavailable
 from oraculo.ports.broker import BrokerStatus, Capabilities, Outgoing, Receipt
 from oraculo.ports.broker_admin import DEAD_LETTER_ID_SEPARATOR, DeadLetter, FullBroker, NotAnId, QueueState
 
-PROBE_PAUSE = 1.0  # seconds between two looks at a broker that is down
+PROBE_PAUSE = 1.0  # seconds between two probes of a broker that is down
 LONGEST_PROBE_PAUSE = 5.0
-PULSE = 3.0  # seconds between two looks at one that is up: a frozen one says nothing by itself
+PULSE = 3.0  # seconds between two probes of one that is up, which may have frozen
 PROBE_PATIENCE = 4.0  # seconds after which a broker that does not answer a probe counts as down
-MOST_DECLARED = 10_000  # queues that one which is back gets again; who publishes or consumes makes the others
-CHECK_PATIENCE = 1.5  # seconds for each of them when somebody asks whether all is well
+MOST_DECLARED = 10_000  # queues that are created again on a broker that is back; use creates the others
+CHECK_PATIENCE = 1.5  # seconds that `check` gives each broker
 
 T = TypeVar("T")
 
 
 class FailoverBroker:
-    """`brokers` in order of preference, each with a name of its own."""
+    """Several brokers in order of preference, each with its own name."""
 
     def __init__(self, brokers: Sequence[FullBroker]) -> None:
         self._members = [Member(broker) for broker in brokers]
         self._declared: dict[str, None] = {}
         self._probes: list[asyncio.Task[None]] = []
-        self._turn = asyncio.Lock()  # of starting and closing
+        self._turn = asyncio.Lock()  # held while starting and closing
         self._consumers: WeakSet[FailoverConsumer] = WeakSet()
 
     @property
@@ -43,7 +43,7 @@ class FailoverBroker:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What every one of them can do: nobody knows beforehand which of them it will be."""
+        """Return what every one of the brokers can do, because any of them may be used."""
         each = [member.broker.capabilities for member in self._members]
         return Capabilities(
             durable=all(one.durable for one in each),
@@ -57,7 +57,7 @@ class FailoverBroker:
         )
 
     def statuses(self) -> Sequence[BrokerStatus]:
-        return [member.link() for member in self._members]
+        return [member.status() for member in self._members]
 
     def behind(self) -> Sequence[FullBroker]:
         return [member.broker for member in self._members]
@@ -65,8 +65,10 @@ class FailoverBroker:
     # -- the brokers ----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Content with one of them; the others are tried again and again. Raises BrokerUnavailable while one may still
-        come up, and BrokerError when all say no."""
+        """Start all brokers; one that works is enough, and the others are probed until they work.
+
+        Raises BrokerUnavailable while one of them may still come up, and BrokerError when all refused.
+        """
         async with self._turn:
             if self._probes:
                 return
@@ -78,7 +80,7 @@ class FailoverBroker:
             self._probes = [asyncio.create_task(self._keep_probing(member)) for member in self._members]
 
     async def _start(self, member: Member) -> Exception | None:
-        """One whose settings are wrong, so that it says no, is as bad as one that is away: the others serve."""
+        """Start one broker. A refusal counts like an absence: the other brokers serve."""
         if fault := await _fault_of(member, member.broker.start()):
             return fault
         member.recover()
@@ -100,9 +102,11 @@ class FailoverBroker:
         return member.is_up
 
     async def _declare_again(self, member: Member) -> None:
-        """While it is used already: who publishes or consumes makes the queue anyway. One by one, so that a queue which
-        it refuses, or which takes for ever, keeps neither the others nor the broker. Also those that are read: a
-        consumer whose hands are full makes its own only when it has room again."""
+        """Create the queues on a broker that is back, and is in use already.
+
+        Queues are created one by one, so that a queue which is refused or takes forever stops neither the others nor
+        the broker. Queues with consumers are included, because a consumer with a full prefetch subscribes only later.
+        """
         read = [consumer.queue for consumer in self._consumers if not consumer.is_closed]
         for queue in dict.fromkeys([*self._declared, *read]):
             try:
@@ -125,7 +129,7 @@ class FailoverBroker:
                 member.fail("closed")
 
     async def check(self) -> str:
-        """Content with one that answers, and soon: a frozen one is the probes' business."""
+        """Return the versions of the brokers that answer soon. One is enough: probes find a frozen broker."""
         said: dict[str, str] = {}
         versions = await asyncio.gather(*(self._version(member, said) for member in self._up()))
         if not any(versions):
@@ -144,15 +148,20 @@ class FailoverBroker:
         return [member for member in self._members if member.is_up]
 
     def _none_works(self, said: Mapping[str, str]) -> BrokerUnavailable:
-        """`said` is why the call failed, by broker: by now a probe may have found it well."""
+        """Return the error that names why each broker failed.
+
+        `said` holds the reasons of this call, because a probe may have found the broker well by now.
+        """
         whys = {member.name: said.get(member.name) or member.trouble or WORKS_AGAIN for member in self._members}
         return BrokerUnavailable("no broker works: " + "; ".join(f"{name}: {why}" for name, why in whys.items()))
 
     async def _with_each(
         self, call: Callable[[FullBroker], Awaitable[T]], *, all_take: bool = False
     ) -> list[tuple[Member, T]]:
-        """What each of those that work answers; one that says no does not keep the others. Raises when none answers;
-        `all_take`: or when one of them did not take something."""
+        """Return the answer of each broker that works. A broker that refuses does not stop the others.
+
+        Raises when none answers or, with `all_take`, when a queue of one of them did not take something.
+        """
         answers: list[tuple[Member, T]] = []
         said: dict[str, str] = {}
         refusal: BrokerError | None = None
@@ -178,7 +187,7 @@ class FailoverBroker:
         await self._with_each(lambda broker: broker.declare(queues))
 
     def _remember(self, queues: Iterable[str]) -> None:
-        """Forgets those that were declared longest ago: pipelines come and go, and the queues of each."""
+        """Remember declared queues, and forget the oldest: pipelines come and go with their queues."""
         for queue in queues:
             self._declared.pop(queue, None)
             self._declared[queue] = None
@@ -186,7 +195,7 @@ class FailoverBroker:
             del self._declared[next(iter(self._declared))]
 
     async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
-        """Publish to the best broker. An answer goes back by the broker that brought its command, while that works."""
+        """Publish to the best broker. An answer prefers the broker that delivered its command."""
         if not messages:
             return []
         routing = Routing(messages)
@@ -195,8 +204,7 @@ class FailoverBroker:
         return routing.receipts(len(self._members), self._none_works(routing.said))
 
     async def _publish(self, routing: Routing, places: Sequence[int], preferred: str | None) -> None:
-        """Offer what one broker did not take to the next. A broker where the queue is known to be stuck comes last: it
-        may take its time to say so again."""
+        """Offer the messages to one broker after the other. A broker whose queue is stuck comes last: it may be slow."""
         left, passed_over = list(places), list[tuple[Member, Collection[int]]]()
         asked: list[Member] = []
         while left and (member := self._best(preferred, asked)) is not None:
@@ -213,7 +221,7 @@ class FailoverBroker:
                 left = [place for place in left if place not in offered or place in refused]
 
     def _best(self, preferred: str | None, asked: Collection[Member]) -> Member | None:
-        """Return the next one to ask. While one hung, a better one may have come back."""
+        """Return the next broker to ask. A better one may have come back while another hung."""
         left = [member for member in self._up() if member not in asked]
         return min(left, key=lambda member: (member.name != preferred, member.is_deaf), default=None)
 
@@ -235,21 +243,23 @@ class FailoverBroker:
         return [_sum(queue, at) for queue, at in found.items()]
 
     async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
-        """Those of the first broker, then those of the next: an id names its broker. One at which the queue does not
-        work keeps nobody from seeing the others'."""
+        """Return those of the first broker, then those of the next. An id begins with the name of its broker.
+
+        Where the queue does not work at one broker, the others are still shown.
+        """
         first, place = self._place(after)
         page = DeadLetterPage(limit)
-        untold: QueueUnavailable | None = None
+        failure: QueueUnavailable | None = None
         for member in self._members[first:]:
             if member.is_up and not page.is_full:
                 asking = member.broker.dead_letters(queue, limit=limit - len(page.letters), after=place)
                 try:
                     page.fill(_renamed(letter, member.name) for letter in await member.attempt(asking))
                 except QueueUnavailable as error:
-                    untold = error
+                    failure = error
             place = None
-        if untold is not None and not page.letters:
-            raise untold
+        if failure is not None and not page.letters:
+            raise failure
         return page.letters
 
     async def look_through(
@@ -259,7 +269,9 @@ class FailoverBroker:
             own = None if ids is None else _own_ids(member, ids)
             if own or (own is None and member.is_up):
                 looking = member.broker.look_through(queue, partial(_show, see, member.name), own)
-                with suppress(QueueUnavailable) if own is None else nullcontext():  # as for one that is not up
+                with (
+                    suppress(QueueUnavailable) if own is None else nullcontext()
+                ):  # skipped, like a broker that is not up
                     await member.attempt(looking)
 
     def _place(self, after: str | None) -> tuple[int, str | None]:
@@ -281,20 +293,20 @@ class FailoverBroker:
         return await self._for_owners(ids, lambda broker, own: broker.discard(queue, own))
 
     async def remove(self, queues: Sequence[str]) -> None:
-        """From every one that is there; one that is away keeps them, and does not get them again when it is back."""
+        """Remove queues from every broker that works. One that is away keeps them."""
         for queue in queues:
             self._declared.pop(queue, None)
         await self._with_each(lambda broker: broker.remove(queues))
 
     async def remove_unused(self, queues: Sequence[str]) -> Sequence[str]:
-        """Remove them from every broker that is there. Return those that none of these has any more."""
+        """Remove queues from every broker that works. Return those that none of these has any more."""
         for queue in queues:
             self._declared.pop(queue, None)
         gone = [set(names) for _, names in await self._with_each(lambda broker: broker.remove_unused(queues))]
         return [queue for queue in queues if all(queue in each for each in gone)]
 
     async def _for_owners(self, ids: Sequence[str], call: Callable[[FullBroker, list[str]], Awaitable[int]]) -> int:
-        """What one of them cannot do keeps nobody else's: it is told at the end."""
+        """Ask each broker for its own dead letters. Raises its refusal only after all were asked."""
         count, refusal = 0, None
         for member in self._members:
             if own := _own_ids(member, ids):
@@ -317,23 +329,23 @@ async def _succeeds(member: Member, call: Awaitable[object]) -> bool:
 
 
 async def _fault_of(member: Member, call: Awaitable[object]) -> Exception | None:
-    """Whatever it raises is the trouble of that broker alone: a fault of an adapter ends neither start nor probes."""
+    """Return the fault of a call, and take the broker out of use. An adapter's fault must end neither start nor probes."""
     try:
         async with asyncio.timeout(PROBE_PATIENCE):
             await call
     except Exception as error:  # noqa: BLE001
-        member.fail("no answer to a probe" if isinstance(error, TimeoutError) else told(error))
+        member.fail("no answer to a probe" if isinstance(error, TimeoutError) else reason_of(error))
         return error
     return None
 
 
 def _says_no(fault: Exception | None) -> bool:
-    """A matter of settings, that waiting does not mend."""
+    """Return True for a refusal, which a retry does not change."""
     return isinstance(fault, BrokerError) and not isinstance(fault, BrokerUnavailable)
 
 
 def _sum(queue: str, at: Mapping[str, QueueState]) -> QueueState:
-    """Consumers are not added up: each of ours listens to every broker."""
+    """Add up the counts of one queue. Consumers are not added, because each of ours listens to every broker."""
     each = at.values()
     held = [state.unacked for state in each if state.unacked is not None]
     return QueueState(

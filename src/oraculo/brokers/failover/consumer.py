@@ -1,4 +1,4 @@
-"""One consumer over several brokers."""
+"""The consumer of several brokers as one."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -8,14 +8,16 @@ from oraculo.brokers.failover.member import WORKS_AGAIN, Member
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Consumer, Delivery, NotMoved
 
-FAILED_PAUSE = 1.0  # seconds until a broker is asked again that did not let us subscribe, or read
-RESUBSCRIBE_PAUSE = 0.2  # after a consumer was lost; doubled, up to FAILED_PAUSE, for one that was lost soon again
-STEADY = 5.0  # seconds after which a consumer is not lost for the reason that ended the one before it
+FAILED_PAUSE = 1.0  # seconds until a broker that did not let us subscribe or read is asked again
+RESUBSCRIBE_PAUSE = 0.2  # seconds after a loss; doubled, up to FAILED_PAUSE, when the next consumer is lost soon
+STEADY = 5.0  # seconds after which the loss of a consumer has a new reason
 
 
 class FailoverConsumer:
-    """One subscription to a queue on every broker; what one of them had not settled when it was lost is that broker's,
-    and settling it does nothing."""
+    """One subscription to a queue on every broker.
+
+    When a broker is lost, it keeps what was not settled there, and settling that does nothing.
+    """
 
     def __init__(self, members: Sequence[Member], queue: str, prefetch: int) -> None:
         self._members = members
@@ -23,17 +25,19 @@ class FailoverConsumer:
         self._prefetch = prefetch
         self._feeds: list[asyncio.Task[None]] = []
         self._inner: dict[Member, Consumer] = {}
-        self._waiting: list[Delivery] = []  # taken from a broker and not yet asked for
-        self._out: dict[int | str, tuple[Consumer, Delivery]] = {}  # by our token: whose it is
+        self._waiting: list[Delivery] = []  # received from a broker and not yet taken
+        self._out: dict[
+            int | str, tuple[Consumer, Delivery]
+        ] = {}  # our token -> its consumer and that consumer's delivery
         self._tokens = 0
         self._changed = asyncio.Condition()
         self.is_closed = False
 
     async def open(self) -> None:
-        """Subscribes where it can at once, so that a caller knows it is heard; the rest follows."""
+        """Subscribe where it works at once, so that the caller knows it is heard. The others follow."""
         try:
             subscribed = [await self._subscribe(member) for member in self._members if member.is_up]
-        except BaseException:  # whoever waits gave up: nobody else would close what is open by now
+        except BaseException:  # the caller gave up, and nobody else would close these
             await self.close()
             raise
         if not any(subscribed):
@@ -41,7 +45,7 @@ class FailoverConsumer:
         self._feeds = [asyncio.create_task(self._feed(member)) for member in self._members]
 
     def _unread(self) -> BrokerError:
-        """Refused only if each of them says no: one that is away may not."""
+        """Return the error for a queue that no broker lets us read. It is BrokerError only when all of them refuse."""
         refusals = {member.name: member.why_unread(self.queue) for member in self._members}
         whys = {member.name: member.trouble or refusals[member.name] or WORKS_AGAIN for member in self._members}
         reasons = "; ".join(f"{name}: {why}" for name, why in whys.items())
@@ -49,7 +53,7 @@ class FailoverConsumer:
         return kind(f"no broker lets us read {self.queue}: {reasons}")
 
     async def _subscribe(self, member: Member) -> bool:
-        """One that says no is told as deaf on this queue, and asked again and again."""
+        """Subscribe on one broker. A broker that refuses counts as deaf on this queue, and is asked again."""
         try:
             consuming = member.broker.consume(self.queue, prefetch=self._prefetch)
             self._inner[member] = await member.attempt(consuming)
@@ -60,7 +64,7 @@ class FailoverConsumer:
         return True
 
     async def _feed(self, member: Member) -> None:
-        """Brings what arrives on one broker, and subscribes again whenever it was lost and is back."""
+        """Bring what arrives on one broker, and subscribe again whenever the subscription is lost."""
         pause = RESUBSCRIBE_PAUSE
         while not self.is_closed:
             consumer = self._inner.get(member)
@@ -74,9 +78,8 @@ class FailoverConsumer:
                 await self._bring(member, consumer)
             except Exception as error:  # noqa: BLE001 - whatever an adapter raises, a feed that ends would end in silence
                 member.note_unread(self.queue, error)
-            # No reason to give up the whole broker: it may be this consumer alone. A publish or a probe will tell. The
-            # pause is also for what could not be settled, so that it was closed here: that comes again at once, a dead
-            # letter that can be put nowhere for ever.
+            # The broker stays in use, because this consumer alone may have failed; probes find out. The pause also slows
+            # down a message that cannot be settled, which would otherwise come again at once, forever.
             await self._drop(member, consumer)
             pause = RESUBSCRIBE_PAUSE if _now() - began > STEADY else pause
             await asyncio.sleep(FAILED_PAUSE if member.why_unread(self.queue) else pause)
@@ -98,15 +101,15 @@ class FailoverConsumer:
         return self._prefetch - len(self._out)
 
     def _adopt(self, via: str, consumer: Consumer, delivery: Delivery) -> Delivery:
-        """Under a token of ours: two brokers, or two lives of one consumer, may give the same."""
+        """Give the delivery a token of ours, because two consumers may give the same one."""
         self._tokens += 1
         self._out[self._tokens] = (consumer, delivery)
         return Delivery(delivery.queue, delivery.body, self._tokens, delivery.redeliveries, via)
 
     async def _drop(self, member: Member, consumer: Consumer) -> None:
-        """A consumer that is lost takes with it what was not settled: the broker will deliver it again."""
+        """Forget what a lost consumer had not settled: its broker delivers it again."""
         self._inner.pop(member, None)
-        with suppress(Exception):  # it is lost either way, and its feed must go on
+        with suppress(Exception):  # the consumer is lost either way, and the feed must go on
             await consumer.close()
         async with self._changed:
             lost = {token for token, (owner, _) in self._out.items() if owner is consumer}
@@ -139,7 +142,7 @@ class FailoverConsumer:
 
     async def dead_letter(self, delivery: Delivery, reason: str) -> None:
         await self._settle_all(
-            [self._settle(delivery)], lambda consumer, own: consumer.dead_letter(own[0], reason), must_tell=True
+            [self._settle(delivery)], lambda consumer, own: consumer.dead_letter(own[0], reason), must_settle=True
         )
 
     async def dead_letter_all(self, letters: Sequence[tuple[Delivery, str]]) -> None:
@@ -148,7 +151,7 @@ class FailoverConsumer:
         await self._settle_all(
             [one for one, _ in owned],
             lambda consumer, own: consumer.dead_letter_all([(each, reasons[id(each)]) for each in own]),
-            must_tell=True,
+            must_settle=True,
         )
 
     async def _settle_all(
@@ -156,15 +159,18 @@ class FailoverConsumer:
         owned: Iterable[tuple[Consumer, Delivery] | None],
         settle: Callable[[Consumer, list[Delivery]], Awaitable[None]],
         *,
-        must_tell: bool = False,
+        must_settle: bool = False,
     ) -> None:
-        """What one broker refuses holds up no other's, and is no longer ours either: there is room for the next.
-        `must_tell`: also what cannot be settled now, with NotMoved."""
+        """Settle each message with the broker that delivered it. A refusal by one does not stop the others.
+
+        The messages are no longer held here either way. With `must_settle`, NotMoved is raised for those that could not
+        be settled now.
+        """
         refusal: BrokerError | None = None
         try:
             for consumer, own in _by_owner(owned):
                 try:
-                    await self._settle_with(consumer, settle(consumer, own), must_tell=must_tell)
+                    await self._settle_with(consumer, settle(consumer, own), must_settle=must_settle)
                 except BrokerError as error:
                     refusal = refusal or error
         finally:
@@ -173,29 +179,33 @@ class FailoverConsumer:
             raise refusal
 
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
-        """And what waits here, which nobody else knows of. Raises BrokerUnavailable when the broker of one of
-        `deliveries` could not be told, once all were."""
+        """Extend the given messages and those that wait here.
+
+        Raises BrokerUnavailable when one of the given ones failed.
+        """
         asked = [owned[0] for each in deliveries if (owned := self._out.get(each.token)) is not None]
         held = dict.fromkeys(delivery.token for delivery in (*deliveries, *self._waiting))
-        untold: BrokerUnavailable | None = None
+        failure: BrokerUnavailable | None = None
         for consumer, own in _by_owner(self._out.get(token) for token in held):
             try:
                 await consumer.extend(own)
             except BrokerUnavailable as error:
                 if consumer in asked:
-                    untold = untold or error
-        if untold is not None:
-            raise untold
+                    failure = failure or error
+        if failure is not None:
+            raise failure
 
-    async def _settle_with(self, consumer: Consumer, settling: Awaitable[None], *, must_tell: bool) -> None:
-        """A broker that cannot be told will deliver it again. Its consumer is closed, and made again by its feed, so
-        that what could not be settled does not fill its prefetch."""
+    async def _settle_with(self, consumer: Consumer, settling: Awaitable[None], *, must_settle: bool) -> None:
+        """Settle with one broker. If it cannot be reached, close the consumer, so that its prefetch is free again.
+
+        The broker delivers the messages again, and the feed subscribes again.
+        """
         try:
             await settling
         except BrokerUnavailable as error:
             with suppress(BrokerError):
                 await consumer.close()
-            if must_tell:
+            if must_settle:
                 raise NotMoved(str(error)) from error
 
     def _settle(self, delivery: Delivery) -> tuple[Consumer, Delivery] | None:

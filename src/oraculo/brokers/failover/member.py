@@ -1,4 +1,4 @@
-"""One of several brokers."""
+"""One of several brokers, and its state."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -13,13 +13,13 @@ from oraculo.ports.broker_admin import FullBroker
 
 T = TypeVar("T")
 
-WORKS_AGAIN = "works again"  # what is told of one that was away when a call failed, and is no more
+WORKS_AGAIN = "works again"  # reported for a broker that was away when a call failed and is back
 
 _log = structlog.get_logger("oraculo.brokers.failover")
 
 
 class Member:
-    """One of the brokers, and whether it is to be used now."""
+    """One of the brokers, and what is known of it: its trouble, and queues that it does not let us read."""
 
     def __init__(self, broker: FullBroker) -> None:
         self.broker = broker
@@ -35,13 +35,13 @@ class Member:
     def fail(self, error: object) -> None:
         self.trouble = str(error) or type(error).__name__
         self.usable.clear()
-        self._unread.forgive()  # a consumer that is lost with its broker is not to blame
+        self._unread.forgive()  # consumers that are lost with their broker are not to blame
 
     def recover(self) -> None:
         self.trouble = None
         self.usable.set()
 
-    def link(self) -> BrokerStatus:
+    def status(self) -> BrokerStatus:
         [seen] = self.broker.statuses()
         unread = self._unread.reasons(_now())
         deaf = tuple(dict.fromkeys((*seen.deaf, *unread))) if self.is_up else ()
@@ -49,7 +49,7 @@ class Member:
 
     @property
     def is_deaf(self) -> bool:
-        return bool(self.link().deaf)
+        return bool(self.status().deaf)
 
     def why_unread(self, queue: str) -> str | None:
         return self._unread.reasons(_now()).get(queue)
@@ -61,16 +61,16 @@ class Member:
         self._unread.brought(queue)
 
     def note_closed(self, queue: str) -> None:
-        """Nobody wants to read it any more: whether it can be read is of no interest."""
+        """Forget a queue that nobody wants to read any more."""
         self._unread.forget(queue)
 
     def note_unread(self, queue: str, error: Exception) -> None:
-        """While it works otherwise: one that is away is told of as that."""
-        if self.is_up and self._unread.failed(queue, why := told(error), _now()):
+        """Record that a queue could not be read while the broker works otherwise."""
+        if self.is_up and self._unread.failed(queue, why := reason_of(error), _now()):
             _log.warning("a queue cannot be read", broker=self.name, queue=queue, reason=why)
 
     async def attempt(self, call: Awaitable[T]) -> T:
-        """A call that fails because the broker cannot be reached takes it out of use."""
+        """Await a call. BrokerUnavailable takes the broker out of use."""
         try:
             return await call
         except QueueUnavailable:  # the broker itself works
@@ -80,7 +80,7 @@ class Member:
             raise
 
 
-def told(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     return str(error) if isinstance(error, BrokerError) else f"{type(error).__name__}: {error}"
 
 

@@ -1,4 +1,4 @@
-"""The receipts of one call: each message is offered to one broker after the other until one takes it."""
+"""The routing of one publish: each message is offered to one broker after the other until one takes it."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -9,24 +9,24 @@ from oraculo.ports.broker import Outgoing, Receipt
 
 
 class Routing:
-    """The messages of one call, known by their places, and the best receipt of each so far."""
+    """The messages of one publish by their place, and the best receipt of each so far."""
 
     def __init__(self, messages: Sequence[Outgoing]) -> None:
         self._messages = messages
         self._receipts: list[Receipt | None] = [None] * len(messages)
-        self._too_large = Counter[int]()  # how many brokers said so of each
-        self.said: dict[str, str] = {}  # why a broker could not be reached
+        self._too_large = Counter[int]()  # place -> how many brokers refused it as too large
+        self.said: dict[str, str] = {}  # broker -> why it could not be reached
 
     def by_preference(self) -> dict[str | None, list[int]]:
-        """Return the places of the messages that prefer the same broker."""
+        """Return the places of the messages by the broker that they prefer."""
         groups: dict[str | None, list[int]] = {}
         for place, message in enumerate(self._messages):
             groups.setdefault(message.prefer, []).append(place)
         return groups
 
     def stuck_at(self, member: Member, places: Sequence[int]) -> Collection[int]:
-        """Return the places whose queue is known not to work at this broker."""
-        queues = {queue for queue, _ in member.link().stuck}
+        """Return the places whose queue is known to be stuck at this broker."""
+        queues = {queue for queue, _ in member.status().stuck}
         messages = self._messages
         return {place for place in places if messages[place].reason is None and messages[place].queue in queues}
 
@@ -45,7 +45,7 @@ class Routing:
             self._too_large[place] += isinstance(receipt.error, MessageTooLarge)
             before = self._receipts[place]
             self._receipts[place] = receipt if before is None else min(before, receipt, key=_rank)
-        # A limit that the queue's owner set is not gone round.
+        # Another broker must not get round a limit that the queue's owner set.
         return [
             place
             for place, receipt in zip(places, receipts, strict=True)
@@ -61,12 +61,12 @@ class Routing:
     def _final(self, place: int, brokers: int) -> Receipt | None:
         receipt = self._receipts[place]
         if receipt is not None and isinstance(receipt.error, MessageTooLarge) and self._too_large[place] < brokers:
-            return Receipt(error=BrokerError(str(receipt.error)))  # those that were not reached may take it
+            return Receipt(error=BrokerError(str(receipt.error)))  # brokers that were not reached may take it
         return receipt
 
 
 def _rank(receipt: Receipt) -> int:
-    """Order receipts: taken, then worth a retry, then refused for a reason that may be mended, then too large."""
+    """Return the order of a receipt: taken, worth a retry, refused for a reason that may end, too large."""
     if receipt.error is None:
         return 0
     if isinstance(receipt.error, BrokerUnavailable):
