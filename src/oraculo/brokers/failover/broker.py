@@ -204,7 +204,7 @@ class FailoverBroker:
         return routing.receipts(len(self._members), self._none_works(routing.said))
 
     async def _publish(self, routing: Routing, places: Sequence[int], preferred: str | None) -> None:
-        """Offer the messages to one broker after the other. A broker whose queue is stuck comes last: it may be slow."""
+        """Offer the messages to one broker after the other. One whose queue is stuck comes last: it may be slow."""
         left, passed_over = list(places), list[tuple[Member, Collection[int]]]()
         asked: list[Member] = []
         while left and (member := self._best(preferred, asked)) is not None:
@@ -271,7 +271,7 @@ class FailoverBroker:
                 looking = member.broker.look_through(queue, partial(_show, see, member.name), own)
                 with (
                     suppress(QueueUnavailable) if own is None else nullcontext()
-                ):  # skipped, like a broker that is not up
+                ):  # like one that is not up
                     await member.attempt(looking)
 
     def _place(self, after: str | None) -> tuple[int, str | None]:
@@ -329,7 +329,10 @@ async def _succeeds(member: Member, call: Awaitable[object]) -> bool:
 
 
 async def _fault_of(member: Member, call: Awaitable[object]) -> Exception | None:
-    """Return the fault of a call, and take the broker out of use. An adapter's fault must end neither start nor probes."""
+    """Return the fault of a call and take the broker out of use.
+
+    A fault in one adapter must end neither the start nor the probes of the others.
+    """
     try:
         async with asyncio.timeout(PROBE_PATIENCE):
             await call

@@ -28,7 +28,7 @@ class FailoverConsumer:
         self._waiting: list[Delivery] = []  # received from a broker and not yet taken
         self._out: dict[
             int | str, tuple[Consumer, Delivery]
-        ] = {}  # our token -> its consumer and that consumer's delivery
+        ] = {}  # by our token
         self._tokens = 0
         self._changed = asyncio.Condition()
         self.is_closed = False
@@ -57,7 +57,7 @@ class FailoverConsumer:
         try:
             consuming = member.broker.consume(self.queue, prefetch=self._prefetch)
             self._inner[member] = await member.attempt(consuming)
-        except Exception as error:  # noqa: BLE001 - as with what it brings: a fault of the adapter must not end the feed
+        except Exception as error:  # noqa: BLE001 - an adapter's fault must not end the feed
             member.note_unread(self.queue, error)
             return False
         member.note_consumer(self.queue)
@@ -76,10 +76,10 @@ class FailoverConsumer:
             began = _now()
             try:
                 await self._bring(member, consumer)
-            except Exception as error:  # noqa: BLE001 - whatever an adapter raises, a feed that ends would end in silence
+            except Exception as error:  # noqa: BLE001 - an adapter's fault must not end the feed
                 member.note_unread(self.queue, error)
-            # The broker stays in use, because this consumer alone may have failed; probes find out. The pause also slows
-            # down a message that cannot be settled, which would otherwise come again at once, forever.
+            # The broker stays in use, because this consumer alone may have failed; probes find out. The pause also
+            # slows down a message that cannot be settled, which would otherwise come again at once, forever.
             await self._drop(member, consumer)
             pause = RESUBSCRIBE_PAUSE if _now() - began > STEADY else pause
             await asyncio.sleep(FAILED_PAUSE if member.why_unread(self.queue) else pause)
