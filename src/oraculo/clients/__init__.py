@@ -1,1 +1,1 @@
-"""How servers are spoken to, where brokers and stores speak to the same kind: addresses, and connections to Redis."""
+"""Clients that brokers and stores share: addresses, dialing, Redis connections and subscriptions."""

@@ -1,7 +1,7 @@
-"""What the URL of a server says: where it is, who asks, and how TLS is to be done.
+"""The URL of a server: where the server is, who logs in, and how TLS is done.
 
-Every adapter reads its URL here, so that the same words mean the same on each: `user:password@` with anything odd
-percent-encoded, and for TLS the parameters `ssl_ca_certs`, `ssl_certfile`, `ssl_keyfile` and `ssl_check_hostname`.
+Every adapter reads its URL here, so that a URL means the same for each. In `user:password@`, odd characters are
+percent-encoded. The TLS parameters are `ssl_ca_certs`, `ssl_certfile`, `ssl_keyfile` and `ssl_check_hostname`.
 """
 
 import re
@@ -14,38 +14,42 @@ from oraculo.settings.urls import node_urls
 
 _TLS_SCHEMES = frozenset({"amqps", "rediss", "tls"})
 _TLS_PARAMETERS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname"})
-_HOST = re.compile(r"(?:[\w.:%~-]|[^\x00-\x7f\s])*")  # a name, of any script, or an address, also with a zone
+_HOST = re.compile(r"(?:[\w.:%~-]|[^\x00-\x7f\s])*")  # a name in any script, or an IP address, perhaps with a zone
 _TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 class Host(NamedTuple):
+    """One host and port of a URL."""
+
     name: str
     port: int
 
 
 class Address(NamedTuple):
+    """A URL that was read and found valid."""
+
     scheme: str
-    host: str  # the one to go to
+    host: str  # the host to connect to
     port: int
     user: str | None
     password: str | None
-    path: str  # percent-encoded as it came, without the leading slash
-    parameters: dict[str, str]  # those of the query that are not about TLS
+    path: str  # still percent-encoded, without the leading slash
+    parameters: dict[str, str]  # of the query, except those for TLS
     tls: ssl.SSLContext | None
-    setting: str  # where the URL stands, for what is wrong with it
-    hosts: tuple[Host, ...]  # all that the URL names: the nodes of one cluster
+    setting: str  # the setting that holds the URL, for errors
+    hosts: tuple[Host, ...]  # every host in the URL: the nodes of one cluster
 
     def __str__(self) -> str:
-        """For people: without the password."""
+        """Return the URL without its password, for logs."""
         return f"{self.scheme}://{','.join(map(_place, self.hosts))}"
 
     @property
     def place(self) -> str:
-        """For people, and as it stands in a URL."""
+        """Return host and port, as they stand in a URL."""
         return _place(Host(self.host, self.port))
 
     def turned(self, number: int) -> "Address":
-        """The same, going to another of its hosts; they are counted round and round."""
+        """Return the same address with another of its hosts, counted in a circle."""
         name, port = self.hosts[number % len(self.hosts)]
         return self._replace(host=name, port=port)
 
@@ -57,8 +61,10 @@ def _place(host: Host) -> str:
 def read_address(
     url: str, setting: str, *, port: int, known: frozenset[str] = frozenset(), is_cluster: bool = False
 ) -> Address:
-    """`port` where the URL has none; `known`: the parameters that the adapter understands; `is_cluster`: it understands
-    a URL with several hosts. Raises InvalidSettings, and names the `setting` that holds the URL."""
+    """Read a URL. Raises InvalidSettings, which names the `setting` that holds the URL.
+
+    `port` is the default. `known` are the parameters that the adapter understands. `is_cluster` allows several hosts.
+    """
     each = [_split(node, setting) for node in node_urls(url)]
     hosts = tuple(Host(parts.hostname or "localhost", number or port) for parts, number in each)
     parts = each[0][0]
@@ -68,9 +74,7 @@ def read_address(
     tls = {name: parameters.pop(name) for name in _TLS_PARAMETERS if name in parameters}
     unknown = sorted(parameters.keys() - known)
     if "@" not in parts.netloc and ("@" in parts.path + parts.fragment or (unknown and "@" in parts.query)):
-        raise _unreadable(
-            url, setting
-        )  # what looks like a host, a path or a parameter is a password that was not encoded
+        raise _unreadable(url, setting)  # an unencoded password looks like a host, a path or a parameter
     if unknown:
         right = ", ".join(sorted(known | _TLS_PARAMETERS))
         raise _fault(parts, setting, f"has the unknown parameter '{unknown[0]}'; known: {right}")
@@ -91,7 +95,7 @@ def read_address(
 
 
 def _split(url: str, setting: str) -> tuple[SplitResult, int | None]:
-    """Its parts and its port. Python's own errors quote what they stumbled over, which may be half a password."""
+    """Return the parts of a URL and its port. Python's own errors are replaced: they may quote half a password."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -106,7 +110,7 @@ def _split(url: str, setting: str) -> tuple[SplitResult, int | None]:
 
 
 def _unreadable(url: str, setting: str) -> InvalidSettings:
-    """Nothing of the URL is told but how it begins."""
+    """Return an error that quotes only the scheme of the URL, because the rest may hold a password."""
     scheme = url.partition("://")[0] if "://" in url else ""
     odd = "the user or the password has a '/', '?', '#' or '[' that is not percent-encoded"
     problem = f"the {scheme}:// URL cannot be read: its port is not a number from 1 to 65535, or {odd}"
@@ -114,7 +118,7 @@ def _unreadable(url: str, setting: str) -> InvalidSettings:
 
 
 def _context(parts: SplitResult, setting: str, tls: dict[str, str]) -> ssl.SSLContext:
-    """Certificates are always verified; only the name in them may be let pass."""
+    """Return the TLS settings. Certificates are always verified; only the check of their name can be turned off."""
     check = _TRUTHS.get(tls.get("ssl_check_hostname", "true").lower())
     if check is None:
         raise _fault(parts, setting, "ssl_check_hostname must be true or false")

@@ -1,11 +1,11 @@
-"""Reaching a server by a name that has several addresses, of which one may say nothing, as where IPv6 leads nowhere.
+"""Connecting to a host name that has several addresses, one of which may never answer.
 
-Tried in their order, that one would take all the time that there is, at every attempt. So the next has its turn a
-moment later, beside it, and the first that answers is taken. asyncio offers the same; uvloop does not.
+Trying the addresses one after the other would spend the whole timeout on a dead one, for example where IPv6 leads
+nowhere. So the next address is tried a moment later, in parallel, and the first that answers wins. asyncio can do this;
+uvloop cannot.
 
-A lookup that a name server leaves unanswered holds its thread, though nobody waits any more, and of the event loop's
-own there are few: names of one server that is away would keep all others from being found, even by their address. So
-each lookup has a thread of its own.
+A lookup that a name server leaves unanswered blocks its thread. The event loop has few threads, so lookups of one dead
+name would block all others. So each lookup gets a thread of its own.
 """
 
 import asyncio
@@ -17,33 +17,33 @@ from functools import partial
 from threading import Thread
 from typing import Any
 
-_HEAD_START = 0.25  # seconds that each has before the next; RFC 8305 recommends as many
+_HEAD_START = 0.25  # seconds between two attempts, as RFC 8305 recommends
 
-_Found = Sequence[tuple[Any, ...]]  # as socket.getaddrinfo has it
+_Found = Sequence[tuple[Any, ...]]  # the result of socket.getaddrinfo
 
 
 async def dialed(host: str, port: int) -> socket.socket:
-    """Connected. It waits for ever: the caller sets the limit. Raises OSError."""
+    """Return a connected socket. Waits forever: the caller sets the limit. Raises OSError."""
     found = await looked_up(host, port)
     with ExitStack() as given_up:
         attempts = [partial(_connected, kind, address, given_up) for *kind, _, address in found]
         winner, _, troubles = await staggered_race(attempts, _HEAD_START)
-        given_up.pop_all()  # else it was cancelled, perhaps when there was a winner
+        given_up.pop_all()  # not reached on cancellation, even when one had connected
     if isinstance(winner, socket.socket):
         return winner
-    raise next(filter(None, troubles))  # the resolver puts those first that are most likely to work
+    raise next(filter(None, troubles))  # the resolver puts the most promising address first
 
 
 async def looked_up(host: str, port: int) -> _Found:
-    """Raises OSError."""
-    with suppress(socket.gaierror):  # what is an address already needs no name server
+    """Return the addresses of a host. Raises OSError."""
+    with suppress(socket.gaierror):  # an IP address needs no name server
         return _addresses(host, port, socket.AI_NUMERICHOST)
     answer: asyncio.Future[_Found] = asyncio.get_running_loop().create_future()
-    # A daemon: one that hangs must not keep the process from ending.
+    # A daemon thread: a lookup that hangs must not keep the process alive.
     thread = Thread(target=_look_up, args=(host, port, answer), name="oraculo-dialing", daemon=True)
     try:
         thread.start()
-    except RuntimeError as error:  # the system has no room for another
+    except RuntimeError as error:  # the system has no room for another thread
         raise OSError(str(error)) from None
     return await answer
 
@@ -54,16 +54,16 @@ def _look_up(host: str, port: int, answer: "asyncio.Future[_Found]") -> None:
         found = _addresses(host, port, 0)
     except Exception as error:  # noqa: BLE001 - whatever it is, who waits must hear of it
         found = error
-    with suppress(RuntimeError):  # the loop is closed: nobody waits
-        answer.get_loop().call_soon_threadsafe(_tell, answer, found)
+    with suppress(RuntimeError):  # the loop is closed, and nobody waits
+        answer.get_loop().call_soon_threadsafe(_set, answer, found)
 
 
 def _addresses(host: str, port: int, flags: int) -> _Found:
     return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
 
 
-def _tell(answer: "asyncio.Future[_Found]", found: _Found | Exception) -> None:
-    if answer.done():  # cancelled: it took too long
+def _set(answer: "asyncio.Future[_Found]", found: _Found | Exception) -> None:
+    if answer.done():  # it was cancelled
         return
     if isinstance(found, Exception):
         answer.set_exception(found)
@@ -72,7 +72,7 @@ def _tell(answer: "asyncio.Future[_Found]", found: _Found | Exception) -> None:
 
 
 async def _connected(kind: list[int], address: Any, given_up: ExitStack) -> socket.socket:
-    """`kind`: family, type and protocol; asyncio sends without delay on what is known to be TCP."""
+    """Connect to one address. `kind` is family, type and protocol: asyncio sets TCP_NODELAY only for TCP."""
     sock = socket.socket(*kind)
     try:
         sock.setblocking(False)

@@ -1,4 +1,4 @@
-"""Keeping a queue subscribed, whatever the broker does: for workers, their clients and bridges."""
+"""A queue that stays subscribed, whatever the broker does. Workers, their clients and bridges use it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -7,15 +7,15 @@ from oraculo.pipeline.retry import RetryPolicy
 from oraculo.ports.broker import Broker, Consumer, ConsumerDoubted, Delivery, NotMoved
 from oraculo.ports.clock import Entropy
 
-LONGEST_PAUSE = 5.0  # seconds; with its jitter a thousand workers ask 400 times a second for a broker that is away
-LONGEST_HELD = 2.0  # while messages are held whose leases are renewed between two attempts
+LONGEST_PAUSE = 5.0  # seconds; with jitter, a thousand workers make 400 attempts a second
+LONGEST_HELD = 2.0  # seconds, while messages are held whose leases need renewal
 
-# Hears of a trouble that is seen to: on which queue, what it is, and what raised it. Must not raise.
-Tell = Callable[[str, str, Exception], None]
+# Gets the queue, a description and the exception of a trouble that is being handled. Must not raise.
+Report = Callable[[str, str, Exception], None]
 
 
 class Backoff:
-    """Longer and longer pauses while something fails; short ones again once it works."""
+    """Longer and longer pauses while something fails, and short ones again after a success."""
 
     _policy = RetryPolicy(backoff=0.1, max_backoff=LONGEST_PAUSE)
 
@@ -38,13 +38,15 @@ class Backoff:
 
 
 class Subscription:
-    """One life of a consumer, and the deliveries it still holds. Once closed it is never used again: what it held
-    was given back to the broker, so settling any of it does nothing."""
+    """One life of a consumer, and the deliveries it holds.
 
-    def __init__(self, consumer: Consumer, queue: str, tell: Tell) -> None:
+    Once closed it is never used again. Its deliveries went back to the broker, so settling them does nothing.
+    """
+
+    def __init__(self, consumer: Consumer, queue: str, report: Report) -> None:
         self._consumer = consumer
         self._queue = queue
-        self._tell = tell
+        self._report = report
         self._held: dict[int | str, Delivery] = {}
         self.closed = False
 
@@ -61,7 +63,7 @@ class Subscription:
             await self._settle(self._consumer.ack(deliveries), deliveries)
 
     async def dead_letter(self, delivery: Delivery, reason: str) -> bool:
-        """Whether it is there now."""
+        """Move the message to the dead letters. Returns True when it is there."""
         return not self.closed and await self._settle(self._consumer.dead_letter(delivery, reason), [delivery])
 
     async def give_back(self, delivery: Delivery, reason: str) -> None:
@@ -69,16 +71,18 @@ class Subscription:
             await self._settle(self._consumer.retry(delivery, 0.0, reason), [delivery])
 
     async def _settle(self, settling: Awaitable[None], deliveries: Sequence[Delivery]) -> bool:
-        """What cannot be settled would fill the prefetch for ever: then everything is given back, and the intake
-        subscribes anew. One of several brokers has given back its own already."""
+        """Settle deliveries. When that fails, close the consumer, so that the prefetch does not fill with them.
+
+        The intake then subscribes again. The fail-over broker has given back its own deliveries already.
+        """
         try:
             await settling
         except NotMoved as error:
-            self._tell(self._queue, "a dead letter could not be put away; it comes again", error)
+            self._report(self._queue, "a dead letter could not be put away; it comes again", error)
             self._let_go(deliveries)
             return False
         except Exception as error:  # noqa: BLE001 - whatever the adapter raises, the remedy is the same
-            self._tell(self._queue, "settling failed; the queue is subscribed again", error)
+            self._report(self._queue, "settling failed; the queue is subscribed again", error)
             await self.close()
             return False
         self._let_go(deliveries)
@@ -89,14 +93,14 @@ class Subscription:
             self._held.pop(delivery.token, None)
 
     async def extend(self, deliveries: Sequence[Delivery] | None = None) -> bool:
-        """Renews the lease of some deliveries, or of all that are held. False: they may be another's by now."""
+        """Extend the leases of some deliveries, or of all. Returns False when others may have got them."""
         wanted = list(self._held.values()) if deliveries is None else deliveries
         if self.closed or not wanted:
             return not self.closed
         try:
             await self._consumer.extend(wanted)
-        except Exception as error:  # noqa: BLE001 - a lease that runs out costs a repeat, which is told from its identity
-            self._tell(self._queue, "leases could not be renewed", error)
+        except Exception as error:  # noqa: BLE001 - a lost lease costs a repeat, which is recognised by its identity
+            self._report(self._queue, "leases could not be renewed", error)
             return False
         return True
 
@@ -108,38 +112,39 @@ class Subscription:
         try:
             await self._consumer.close()
         except Exception as error:  # noqa: BLE001 - it was given up already
-            self._tell(self._queue, "a consumer did not close", error)
+            self._report(self._queue, "a consumer did not close", error)
 
 
 Receive = Callable[[Subscription, Sequence[Delivery]], Awaitable[None]]
 
 
 class QueueIntake:
-    """Takes what arrives on one queue and hands it on; makes the consumer again, after a pause, whenever it fails.
+    """Passes on what arrives on one queue, and subscribes again after a pause whenever the consumer fails.
 
-    `receive` settles what it is given, then or later. When it raises, all that is unsettled is given back."""
+    `receive` settles what it gets, now or later. When it raises, all that is unsettled is given back.
+    """
 
     def __init__(
-        self, broker: Broker, queue: str, prefetch: int, receive: Receive, entropy: Entropy, tell: Tell
+        self, broker: Broker, queue: str, prefetch: int, receive: Receive, entropy: Entropy, report: Report
     ) -> None:
         self._broker = broker
         self._queue = queue
         self._prefetch = prefetch
         self._receive = receive
         self._backoff = Backoff(entropy)
-        self._tell = tell
+        self._report = report
         self.subscription: Subscription | None = None
 
     async def run(self) -> None:
-        """For ever. When cancelled it leaves the subscription open, for what is in work to be settled on."""
+        """Run until cancelled. Then the subscription stays open, so that work in progress can be settled."""
         while True:
             try:
                 await self.subscribe()
                 await self._take_until_closed()
             except ConsumerDoubted:
-                self._backoff.reset()  # nothing failed
+                self._backoff.reset()  # no failure
             except Exception as error:  # noqa: BLE001 - whoever reads outlives whatever its broker does
-                self._tell(self._queue, "the queue cannot be read; trying again", error)
+                self._report(self._queue, "the queue cannot be read; trying again", error)
             await self.close()
             await self._backoff.pause()
 
@@ -147,7 +152,7 @@ class QueueIntake:
         if self.subscription is None:
             await self._broker.start()
             consumer = await self._broker.consume(self._queue, prefetch=self._prefetch)
-            self.subscription = Subscription(consumer, self._queue, self._tell)
+            self.subscription = Subscription(consumer, self._queue, self._report)
 
     async def _take_until_closed(self) -> None:
         subscription = self.subscription
@@ -155,7 +160,7 @@ class QueueIntake:
         made_at = _now()
         while deliveries := await subscription.take(self._prefetch):
             await self._receive(subscription, deliveries)
-            # Not at once: what it takes may end it again and again, a command say that can be put nowhere.
+            # After a pause, because the same message may make it fail again and again.
             if _now() - made_at > LONGEST_PAUSE:
                 self._backoff.reset()
 
@@ -164,7 +169,7 @@ class QueueIntake:
             await self.subscription.extend()
 
     async def close(self) -> None:
-        """Gives back what was not settled."""
+        """Close the subscription and give back what was not settled."""
         if self.subscription is not None:
             subscription, self.subscription = self.subscription, None
             await subscription.close()

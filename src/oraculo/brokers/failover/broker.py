@@ -269,9 +269,7 @@ class FailoverBroker:
             own = None if ids is None else _own_ids(member, ids)
             if own or (own is None and member.is_up):
                 looking = member.broker.look_through(queue, partial(_show, see, member.name), own)
-                with (
-                    suppress(QueueUnavailable) if own is None else nullcontext()
-                ):  # like one that is not up
+                with suppress(QueueUnavailable) if own is None else nullcontext():  # like one that is not up
                     await member.attempt(looking)
 
     def _place(self, after: str | None) -> tuple[int, str | None]:

@@ -26,9 +26,7 @@ class FailoverConsumer:
         self._feeds: list[asyncio.Task[None]] = []
         self._inner: dict[Member, Consumer] = {}
         self._waiting: list[Delivery] = []  # received from a broker and not yet taken
-        self._out: dict[
-            int | str, tuple[Consumer, Delivery]
-        ] = {}  # by our token
+        self._out: dict[int | str, tuple[Consumer, Delivery]] = {}  # by our token
         self._tokens = 0
         self._changed = asyncio.Condition()
         self.is_closed = False

@@ -1,4 +1,4 @@
-"""Redis Streams: `broker` is the port, the rest is what it is made of."""
+"""A broker on Redis Streams. `broker` implements the port, and the other files are its parts."""
 
 from oraculo.brokers.redis_streams.broker import RedisStreamsBroker
 

@@ -1,16 +1,15 @@
 """`redis://` and `rediss://`: Redis Streams, on Redis 6.2 or later and on Valkey.
 
-One stream is one queue, with a consumer group of the same name and the JSON in field `body`: all that a plain client
-must know. What was handled is acked and deleted in one step, so a stream holds what is still to be done and no more;
-what a plain client acks and does not delete is trimmed when something is published.
+A stream is a queue, with a consumer group of the same name and the JSON in field `body`. A plain client needs to know
+no more. A handled message is acked and deleted in one step, so a stream holds only what is still to be done. Messages
+that a plain client acks and does not delete are trimmed at a later publish.
 
-- A delivery is a lease. What its consumer neither settles nor extends in time, any other one claims.
-- What is given back, by a retry or a close, is written anew at the end of the stream, with its count of deliveries: so
-  whoever waits for a message gets it at once. A delay is spent in the sorted set `<queue>:delayed`; whoever consumes
-  the queue moves back what is due.
-- Settling asks the server whose delivery it is, so it never touches what was redelivered meanwhile.
+- A delivery is a lease. Any consumer claims a message that was neither settled nor extended in time.
+- A retry or a close writes the message anew at the end of the stream, with its number of deliveries. So a waiting
+consumer gets it at once. A delayed message waits in the sorted set `<queue>:delayed`, and consumers move it back.
+- Settling checks on the server whose delivery it is, so it never touches a message that was redelivered meanwhile.
 
-Commands share one connection, which comes back by itself. Each consumer waits for messages on one of its own.
+Commands share one connection, which reconnects by itself. Each consumer waits for messages on a connection of its own.
 """
 
 import asyncio
@@ -62,24 +61,23 @@ from oraculo.wire.naming import LONGEST_REASON, dlq_name, is_dlq, source_name
 
 PORT = 6379
 OLDEST = (6, 2)
-HEARD_WITHIN = 10.0  # seconds in which a consumer that holds nothing shows itself, or is not counted
-FORGOTTEN_AFTER = 10  # leases without a sign, after which the name of a consumer that holds nothing is deleted
-COUNTED_TOGETHER = 200  # queues that are asked for in one go
+HEARD_WITHIN = 10.0  # seconds of silence after which a consumer that holds nothing is not counted
+FORGOTTEN_AFTER = 10  # leases of silence after which an idle consumer's name is deleted
+COUNTED_TOGETHER = 200  # queues in one call
 SCANNED_TOGETHER = 1_000
-MOST_TOLD = 3  # queues that are named in one error
-LOOKED_AT_TOGETHER = 200  # dead letters
-READ_TOGETHER = 2 * 1024 * 1024  # bytes of dead letters that one script passes: nobody else is served meanwhile
-LEAST_BULK = 1024 * 1024  # bytes: no server can be set to take less
-ADDED_TOGETHER = 100  # messages of one step: nobody else is served meanwhile
+MOST_NAMED = 3  # queues named in one error
+LOOKED_AT_TOGETHER = 200  # dead letters in one call
+READ_TOGETHER = 2 * 1024 * 1024  # bytes of dead letters for one script, which blocks the server
+LEAST_BULK = 1024 * 1024  # bytes: the smallest proto-max-bulk-len that a server accepts
+ADDED_TOGETHER = 100  # messages of one step, which blocks the server
 
 
 class RedisStreamsBroker:
     """The broker behind `redis://` and `rediss://`.
 
-    `delivery_limit`: how often a message is delivered, at most, before it goes to the dead letters.
-    `lease`: seconds after which a delivery that was neither settled nor extended is delivered again; `leases`: for
-    queues that have another.
-    `connect_timeout`, `publish_timeout`: seconds for a connection, and for the answer to any command.
+    `delivery_limit` is how often a message is delivered before it becomes a dead letter. `lease` is the number of
+    seconds after which an unsettled delivery comes again, and `leases` names queues that have another.
+    `connect_timeout` limits connecting, and `publish_timeout` limits the answer to any command.
     """
 
     def __init__(
@@ -95,7 +93,7 @@ class RedisStreamsBroker:
         publish_timeout: float = 5.0,
     ) -> None:
         address = read_address(url, port=PORT)
-        database_of(address)  # a bad one is told now, not at the first connection
+        database_of(address)  # a wrong number raises now, not at the first connection
         self.name = name
         self._terms = Terms(delivery_limit, lease, clock or SystemClock())
         self._leases = leases
@@ -104,12 +102,12 @@ class RedisStreamsBroker:
         self._trimmer = Trimmer(self._server.place)
         self._room = Room()
         self._consumers: set[RedisConsumer] = set()
-        self._may_transact = True  # unless this server says no
+        self._may_transact = True  # until the server refuses
         self._taken = Receipt(self.name)
 
     @property
     def capabilities(self) -> Capabilities:
-        """Durable as far as the server, when it was last met, kept an append-only file."""
+        """Return what the server can do. It is durable if it kept an append-only file when it was last asked."""
         return Capabilities(
             durable=self._server.keeps, shared=True, priorities=False, counts_consumers=True, peeks=True
         )
@@ -229,7 +227,7 @@ class RedisStreamsBroker:
                 moved += await self._server.run(REDRIVE, places, "", *some, repeatable=False)
             return moved
         newest = await self._server.ask("XREVRANGE", dlq, "+", "-", "COUNT", 1)
-        while newest:  # up to there, or letters that come back while it works would be moved for ever
+        while newest:  # a limit, or dead letters that come back meanwhile would be moved forever
             count = await self._server.run(REDRIVE, places, newest[0][0], repeatable=False)
             moved += count
             if count < PAGE:
@@ -250,8 +248,10 @@ class RedisStreamsBroker:
             self._server.forget((source, dlq))
 
     async def remove_unused(self, queues: Sequence[str]) -> Sequence[str]:
-        """Look and remove in one step on the server. A consumer counts as there while its group has its name, for a
-        plain one that waits for a message may say nothing meanwhile."""
+        """Remove unused queues, each in one step on the server.
+
+        A consumer counts as present while the group has its name, because a plain client that waits may be silent.
+        """
         gone: list[str] = []
         for queue in queues:
             if await self._server.run(REMOVE_UNUSED, list(keys(source_name(queue))), repeatable=False):
@@ -260,8 +260,11 @@ class RedisStreamsBroker:
         return gone
 
     async def check(self) -> str:
-        """Raises BrokerUnavailable, too, when the server answers but would not take a message; BrokerError, as a start
-        does, when it refuses us."""
+        """Return the server's version and warnings.
+
+        Raises BrokerUnavailable also when the server answers but would not take a message. Raises BrokerError when it
+        refuses this user.
+        """
         self._server.require_open()
         await self._server.start()
         pong, info = await self._server.call([("PING",), ("INFO",)])
@@ -274,7 +277,7 @@ class RedisStreamsBroker:
         return f"{version_of(about)} at {self._server.place}{_warnings(about)}"
 
     async def close(self) -> None:
-        while self._consumers:  # one may be opened meanwhile
+        while self._consumers:  # another may be opened meanwhile
             consumers, self._consumers = self._consumers, set()
             await asyncio.gather(*(consumer.close() for consumer in consumers))
         await self._server.close()
@@ -282,7 +285,10 @@ class RedisStreamsBroker:
     # -- publishing -----------------------------------------------------------------------------------------------
 
     def _addition(self, message: Outgoing) -> Command:
-        """To a queue whose group is known only if it is still there: else it would be made without its group."""
+        """Return the command that adds a message.
+
+        Where the group is known, the command adds only to an existing stream: a new one would have no group.
+        """
         place = _place_of(message)
         if_there = ("NOMKSTREAM",) if place in self._server.known else ()
         if message.reason is None:
@@ -291,27 +297,27 @@ class RedisStreamsBroker:
         return ("XADD", place, *if_there, "*", "body", message.body, "reason", why, "at", at, "redeliveries", 0)
 
     async def _without_room(self, messages: Sequence[Outgoing]) -> set[int]:
-        """The places of those that would take what is kept for answers."""
+        """Return the places of the messages that would use the room kept for answers."""
         if not self._room.is_close(messages):
             return set()
         names = [_place_of(message) for message in messages]
         return self._room.without_room(messages, names, await self._look_for_room(set(names)))
 
     async def _look_for_room(self, names: Collection[str]) -> Mapping[str, int]:
-        """Returns how many messages each of them has.
+        """Return the number of messages in each queue.
 
-        Trims first, where that is due: what plain workers acked and did not delete may be all that fills it, and
-        nothing is published meanwhile that would bring the trimming along."""
+        Streams that are due are trimmed first: acked messages may be all that fills the server.
+        """
         trimmed = self._trimmer.due()
-        told = await self._server.call([*map(trim_command, trimmed), *LOOKS, *(("XLEN", name) for name in names)])
-        self._trimmer.absorb(trimmed, told[: len(trimmed)])
+        replies = await self._server.call([*map(trim_command, trimmed), *LOOKS, *(("XLEN", name) for name in names)])
+        self._trimmer.absorb(trimmed, replies[: len(trimmed)])
         seen = len(trimmed) + len(LOOKS)
-        self._room.absorb(told[len(trimmed) : seen])
-        lengths = zip(names, told[seen:], strict=True)
+        self._room.absorb(replies[len(trimmed) : seen])
+        lengths = zip(names, replies[seen:], strict=True)
         return {name: length for name, length in lengths if isinstance(length, int)}
 
     async def _send_in_parts(self, messages: Sequence[Outgoing], waiting: set[int]) -> Sequence[Receipt]:
-        """Send as many at a time as there is room for by the last look, and refuse the rest."""
+        """Send as many messages at a time as the last look found room for, and refuse the rest."""
         receipts: dict[int, Receipt] = {}
         left = list(range(len(messages)))
         all_taken = True
@@ -324,7 +330,7 @@ class RedisStreamsBroker:
             except BrokerUnavailable as error:
                 if not receipts:
                     raise
-                sent = [Receipt(error=error)] * len(part)  # others were taken, which are not to be sent again
+                sent = [Receipt(error=error)] * len(part)  # earlier parts were taken and must not be sent again
             receipts.update(zip(part, sent, strict=True))
             all_taken = not any(receipt.error for receipt in sent)
         if left:
@@ -337,15 +343,15 @@ class RedisStreamsBroker:
     async def _send_what_fits(
         self, messages: Sequence[Outgoing], outcomes: Sequence[Any], full: ReplyError
     ) -> Sequence[Receipt]:
-        """Send one by one, the smallest first, what the server refused together for want of memory.
+        """Send one by one, smallest first, messages that the server refused together because it was full.
 
-        It counts what it has read of a call as its memory, so that single messages may fit.
+        The server counts the call itself as memory, so that single messages may fit.
         """
-        is_told = len(outcomes) == len(messages)  # else a transaction was ended, and nothing of it done
+        is_answered = len(outcomes) == len(messages)  # otherwise a transaction was undone
         receipts: dict[int, Receipt] = {
             place: self._taken
             for place, outcome in enumerate(outcomes[: len(messages)])
-            if is_told and not isinstance(outcome, ReplyError)
+            if is_answered and not isinstance(outcome, ReplyError)
         }
         self._room.note_full()
         self._trimmer.note_sent(_place_of(messages[place]) for place in receipts)
@@ -357,7 +363,7 @@ class RedisStreamsBroker:
                 [receipts[place]] = await self._send([messages[place]])
             except BrokerUnavailable as error:
                 away = error
-                break  # the others are larger
+                break  # the rest is larger
             except BrokerError as error:
                 receipts[place] = Receipt(error=error)
         rest = [place for place in range(len(messages)) if place not in receipts]
@@ -369,62 +375,71 @@ class RedisStreamsBroker:
         return [receipts.get(place, not_taken) for place in range(len(messages))]
 
     async def _add(self, looks: list[Command], groups: list[Command], added: list[Command]) -> list[Any]:
-        """What became of each. A transaction that ends because of a key adds none of them: then each is added alone."""
+        """Add the messages and return the outcome of each.
+
+        If an error about one key ends the transaction, each message is added alone.
+        """
         call, together, trimmed = self._server.call, self._together(added), self._trimmer.due()
         before = [*map(trim_command, trimmed), *looks]
-        told = await call([*before, *groups, *together], repeatable=False)
-        self._trimmer.absorb(trimmed, told[: len(trimmed)])
+        replies = await call([*before, *groups, *together], repeatable=False)
+        self._trimmer.absorb(trimmed, replies[: len(trimmed)])
         if looks:
-            self._room.absorb(told[len(trimmed) : len(before)])
-        replies = self._outcomes(told[len(before) :], len(groups), len(added))
+            self._room.absorb(replies[len(trimmed) : len(before)])
+        replies = self._outcomes(replies[len(before) :], len(groups), len(added))
         *others, ended = replies
         if is_aborted(ended) and any(map(is_about_key, others)) and not _concerning_all(others):
             return await call([*groups, *added], repeatable=False)
         return replies
 
     async def _add_to_deleted(self, added: list[Command], outcomes: list[Any]) -> list[Any]:
-        """None is what became of a message whose queue somebody deleted, as a purge does. It is made again with its
-        group: a plain worker reads by that, and may make none."""
+        """Add again, with their groups, the messages whose queue somebody had deleted: their outcome is None.
+
+        A plain worker reads through the group, and may not be allowed to create one.
+        """
         missing = [place for place, outcome in enumerate(outcomes) if outcome is None]
-        again = [(*added[place][:2], *added[place][3:]) for place in missing]  # wherever it is, there or not
+        again = [(*added[place][:2], *added[place][3:]) for place in missing]  # now also where the stream is missing
         names = {str(command[1]): None for command in again}
-        self._server.known.difference_update(names)  # so that the next publish makes sure of them
-        told = await self._server.call([*map(group_command, names), *again], repeatable=False)
-        found = dict(zip(missing, told[len(names) :], strict=True))
+        self._server.known.difference_update(names)  # so that the next publish checks them
+        replies = await self._server.call([*map(group_command, names), *again], repeatable=False)
+        found = dict(zip(missing, replies[len(names) :], strict=True))
         return [found.get(place, outcome) for place, outcome in enumerate(outcomes)]
 
     def _together(self, added: list[Command]) -> list[Command]:
-        """In one step, where a queue gets several: who waits for it has them all at once. Else it would be given the
-        first alone, and an engine would commit what is decided on that before it hears of the others."""
+        """Add in one step where a queue gets several messages, so that a waiting consumer gets them together.
+
+        Otherwise it would get the first alone, and an engine would commit before it sees the others.
+        """
         is_worth_it = len({command[1] for command in added}) < len(added) <= ADDED_TOGETHER
         return [("MULTI",), *added, ("EXEC",)] if is_worth_it and self._may_transact else added
 
     def _outcomes(self, replies: list[Any], before: int, added: int) -> list[Any]:
-        """What became of each, or what was wrong with all of them."""
+        """Return the outcome of each message. Raises when the error concerns all of them."""
         if len(replies) == before + added:
             return replies
         begun, *queued, ended = replies[before:]
         is_queued, has_errors = b"QUEUED" in queued, ReplyError in map(type, queued)
-        if isinstance(begun, ReplyError) and not is_queued:  # so that each was added alone
-            self._may_transact = has_errors  # else it is this alone that is not allowed
+        if isinstance(begun, ReplyError) and not is_queued:  # each was added alone
+            self._may_transact = has_errors  # otherwise MULTI itself is not allowed
             return [*replies[:before], *queued]
         if isinstance(ended, list) and len(ended) == added:
             return [*replies[:before], *ended]
         if is_aborted(ended):
             self._may_transact = error_code(ended) != "NOPERM"
             return [*replies[:before], *queued, ended]
-        self._may_transact = False  # it may be in a transaction still, where everything is just put aside
+        self._may_transact = False  # a transaction may still be open
         raise self._server.distrusted(f"{self._server.place} does not do transactions as it should: {ended!r}")
 
     def _raise_if_too_large(self, last: Outgoing, reply: Any) -> None:
-        """The server reads no further: what follows such a message in a call is never answered."""
+        """Raise MessageTooLarge when the server stopped reading in the middle of a call: it never answers the rest."""
         if isinstance(reply, ReplyError) and "invalid bulk length" in str(reply):
             size = len(last.body)
-            told = f"a message of {size} bytes for {last.queue} is over the proto-max-bulk-len of {self._server.place}"
-            raise MessageTooLarge(told, size, LEAST_BULK)  # how much it is is not told
+            replies = (
+                f"a message of {size} bytes for {last.queue} is over the proto-max-bulk-len of {self._server.place}"
+            )
+            raise MessageTooLarge(replies, size, LEAST_BULK)  # how much it is is not replies
 
     def _raise_worst(self, replies: Sequence[Any]) -> None:
-        """What is worth another try comes before what was refused: then all of them are tried again."""
+        """Raise the first error. An error worth a retry comes first, because then all messages are tried again."""
         errors = [self._server.error_of(reply) for reply in _concerning_all(replies)]
         for error in sorted(errors, key=lambda error: not isinstance(error, BrokerUnavailable)):
             raise error
@@ -435,16 +450,16 @@ class RedisStreamsBroker:
         if not faults:
             return []
         left = sum(isinstance(outcome, ReplyError) for outcome in outcomes)
-        told = f"{self._server.place} refused {left} of {len(outcomes)} messages: {await self._told(faults)}"
+        reason = f"{self._server.place} refused {left} of {len(outcomes)} messages: {await self._reasons(faults)}"
         if left == len(outcomes):
-            raise BrokerError(told)
-        refused = Receipt(error=QueueDown(told))
+            raise BrokerError(reason)
+        refused = Receipt(error=QueueDown(reason))
         return [refused if isinstance(outcome, ReplyError) else self._taken for outcome in outcomes]
 
-    async def _told(self, faults: Mapping[str, ReplyError]) -> str:
+    async def _reasons(self, faults: Mapping[str, ReplyError]) -> str:
         kinds: list[Any] = []
-        named = list(islice(faults, MOST_TOLD))
-        with suppress(BrokerUnavailable):  # what is known without it must be told
+        named = list(islice(faults, MOST_NAMED))
+        with suppress(BrokerUnavailable):  # the error is raised with or without this
             kinds = await self._server.call([("TYPE", name) for name in named])
         found = dict(zip(named, kinds, strict=False))
         more = f"; and {len(faults) - len(named)} more" if len(faults) > len(named) else ""
@@ -468,7 +483,7 @@ class RedisStreamsBroker:
                         ("XGROUP", "CREATECONSUMER", queue, queue, name),
                     ]
                 )
-            if isinstance(made, ReplyError) and error_code(made) != "OOM":  # the first read makes it too
+            if isinstance(made, ReplyError) and error_code(made) != "OOM":  # the first read creates it too
                 raise server.error_of(made)
             server.require_open()
         except BaseException as error:
@@ -479,14 +494,14 @@ class RedisStreamsBroker:
         run_id = read_info(info).get(b"run_id")
         holder = Holder(queue, name, client if isinstance(client, int) else None, run_id)
         consumer = RedisConsumer(server, self._terms_of(queue), self._orphans, holder, prefetch, connection)
-        connection.tell_loss(consumer.lose)
+        connection.on_loss(consumer.lose)
         self._consumers.add(consumer)
         return consumer
 
     # -- counting -------------------------------------------------------------------------------------------------
 
     async def _find(self) -> list[str]:
-        """Every queue that was seen before, and whatever looks like one."""
+        """Return every queue that was seen before, and every stream that looks like a queue."""
         names, cursor = {source_name(name) for name in self._server.known}, b"0"
         while True:
             cursor, found = await self._server.ask("SCAN", cursor, "TYPE", "stream", "COUNT", SCANNED_TOGETHER)
@@ -495,7 +510,10 @@ class RedisStreamsBroker:
                 return sorted(names)
 
     def _state(self, name: str, replies: list[Any], is_asked_for: bool) -> QueueState | None:
-        """None for what does not exist and, unless it was asked for, for a stream that is no queue of anybody."""
+        """Return the counts of a queue, or None when it does not exist.
+
+        A stream that is no queue of ours counts only if it was asked for by name.
+        """
         for reply in replies:
             if isinstance(reply, ReplyError) and error_code(reply) not in ("ERR", "NOGROUP"):
                 if is_about_key(reply) and not is_asked_for:
@@ -506,7 +524,7 @@ class RedisStreamsBroker:
         if not there or not (is_asked_for or group or dead_group or name in self._server.known):
             return None
         unacked = group.get(b"pending", 0)
-        lag = group.get(b"lag")  # since Redis 7; not misled by what was acked and not deleted, or trimmed and not acked
+        lag = group.get(b"lag")  # since Redis 7; exact even where messages were acked and not deleted, or trimmed
         ready = max(0, length - unacked) if lag is None else min(length, lag)
         return QueueState(name, ready + delayed, unacked, dead, self._alive(consumers), delayed)
 
@@ -516,7 +534,7 @@ class RedisStreamsBroker:
         return sum(self._is_alive(table(consumer)) for consumer in consumers)
 
     def _is_alive(self, consumer: dict[bytes, Any]) -> bool:
-        """Who waits for messages is heard of all the time; who works on some, when it takes or extends them."""
+        """Return True for a consumer heard of lately: waiting consumers always are, others when they take or extend."""
         silence = self._terms.lease if consumer[b"pending"] else HEARD_WITHIN
         return bool(consumer[b"idle"] < silence * 1000)
 
@@ -549,28 +567,28 @@ def _reason_not_to_write(about: dict[bytes, bytes]) -> str | None:
         return "is a replica, and read-only"
     if 0 < most <= used and not evicts(about):
         return f"has reached its maxmemory: {used} of {most} bytes"
-    if about.get(b"min_slaves_good_slaves") == b"0":  # told only where min-replicas-to-write is set
+    if about.get(b"min_slaves_good_slaves") == b"0":  # present only where min-replicas-to-write is set
         return "refuses to write, because no replica keeps up and min-replicas-to-write asks for some"
     return None
 
 
 def _warnings(about: dict[bytes, bytes]) -> str:
-    """What is too old, or configured so that messages can be lost."""
-    told = []
+    """Return the warnings for `check`: an old version, and settings with which messages can be lost."""
+    warnings = []
     if not about:
-        told.append(
+        warnings.append(
             "its user may not ask INFO, so that each start of an engine sends all open commands again: grant +info"
         )
     if about.get(b"aof_enabled") == b"0":
-        told.append("it keeps no append-only file: a restart may lose messages")
+        warnings.append("it keeps no append-only file: a restart may lose messages")
     if eviction := eviction_of(about):
-        told.append(eviction)
+        warnings.append(eviction)
     age = warning_of_age(about.get(b"redis_version", b"").decode(), OLDEST)
-    return age + "".join(f"; {each}" for each in told)
+    return age + "".join(f"; {each}" for each in warnings)
 
 
 def _concerning_all(replies: Sequence[Any]) -> list[ReplyError]:
-    """The errors that are not about one key alone."""
+    """Return the errors that are not about one key alone."""
     errors = [reply for reply in replies if isinstance(reply, ReplyError)]
     return [error for error in errors if not is_busy(error) and not is_about_key(error)]
 

@@ -1,4 +1,4 @@
-"""Consuming a stream: taking, settling, and giving back what a consumer that is gone had not settled."""
+"""The consumer of a stream: taking, settling, and giving back what a lost consumer held."""
 
 import asyncio
 from collections import deque
@@ -18,21 +18,21 @@ from oraculo.ports.broker import Delivery
 from oraculo.ports.clock import Clock
 from oraculo.wire.naming import is_dlq
 
-LONGEST_WAIT = 1.0  # seconds that a consumer waits for messages before it looks after delays and leases
-MOST_HELD = 1_000_000  # more than any consumer holds, so that asking for as many finds all
-ALL_SEEN = b"0-0"  # where a look at all that is pending begins, and what the server says when it is at the end
-SETTLED_TOGETHER = 1_000  # ids in one command; a script cannot unpack many thousands
+LONGEST_WAIT = 1.0  # seconds that a consumer waits for messages between two upkeeps
+MOST_HELD = 1_000_000  # more than any consumer holds
+ALL_SEEN = b"0-0"  # the cursor at the beginning and at the end of all pending messages
+SETTLED_TOGETHER = 1_000  # ids in one command: a script cannot unpack many thousands
 
 
 class Terms(NamedTuple):
-    """On which a queue's messages are delivered."""
+    """The rules by which the messages of a queue are delivered."""
 
     delivery_limit: int
     lease: float
     clock: Clock
 
     def limit_of(self, queue: str) -> int:
-        """0, which is none, for a dead-letter queue: a dead letter has nowhere else to go."""
+        """Return the delivery limit. A dead-letter queue has none (0): a dead letter has nowhere else to go."""
         return 0 if is_dlq(queue) else self.delivery_limit
 
     def too_often(self, last: str) -> str:
@@ -47,12 +47,12 @@ class Holder(NamedTuple):
 
     queue: str
     name: str
-    client: int | None  # the id of its connection, where the server tells
-    run_id: bytes | None  # of the server that gave the id: after a restart another client may have it
+    client: int | None  # the id of its connection, where the server says it
+    run_id: bytes | None  # the server that gave the id, which another client may have after a restart
 
 
 class Orphans:
-    """Consumers that are gone, and what they held not given back yet."""
+    """Lost consumers whose messages have not been given back yet."""
 
     def __init__(self, server: Server, terms: Terms) -> None:
         self._server = server
@@ -63,14 +63,17 @@ class Orphans:
         self._held[holder.name] = holder
 
     async def give_back_all(self) -> None:
-        """What there is no room for now comes again when its lease is over: consuming is what makes room."""
+        """Give back the messages of all lost consumers. Where there is no room, they come again after their lease."""
         for holder in list(self._held.values()):
             with suppress(NoRoom):
                 await self.give_back(holder, "its consumer was lost")
 
     async def give_back(self, holder: Holder, last: str, ended: Callable[[], Awaitable[object]] | None = None) -> None:
-        """Its messages are delivered again. First its connection ends: a wait that the server still keeps for it would
-        take messages that nobody sees. `ended` waits for that where it may not be killed."""
+        """Make the messages of a lost consumer deliverable again.
+
+        Its connection is ended first, because a wait that the server still serves would take messages that nobody sees.
+        Where it may not be killed, `ended` waits for its end.
+        """
         if not await self._is_killed(holder) and ended is not None:
             await ended()
         terms = self._terms
@@ -82,11 +85,11 @@ class Orphans:
             if not isinstance(error, GroupGone):
                 raise
         except BrokerError:
-            pass  # what is under that name is no queue any more, so nothing is held
+            pass  # the key is no queue any more, so nothing is held
         self._held.pop(holder.name, None)
 
     async def _is_killed(self, holder: Holder) -> bool:
-        await self._server.ask("PING")  # so that it is known which server this is
+        await self._server.ask("PING")  # sets `run_id`
         if holder.client is None or holder.run_id is None:
             return False
         if holder.run_id != self._server.run_id:
@@ -96,9 +99,11 @@ class Orphans:
 
 
 class _Request(NamedTuple):
+    """A read that waits for its reply."""
+
     answer: "asyncio.Future[list[Any] | None]"
     absorb: Callable[[Any], None]
-    until: float  # the loop's time when no answer, and not a part of one, means that there will be none
+    until: float  # loop time after which silence means that there will be no reply
 
 
 _Arrival = tuple[bytes, bytes, int]  # id, body, redeliveries
@@ -119,14 +124,14 @@ class RedisConsumer:
         self._connection = connection
         self._period = min(LONGEST_WAIT, terms.lease / 2)
         self._next_upkeep = 0.0
-        self._has_read = True  # since the last upkeep
-        self._cursor = ALL_SEEN  # how far it has looked for leases that ended
-        self._request: _Request | None = None  # a take that is cancelled leaves it to the next one
+        self._has_read = True  # since the last upkeep, there was a read
+        self._cursor = ALL_SEEN  # position in the search for ended leases
+        self._request: _Request | None = None  # a cancelled take leaves it to the next take
         self._arrived: deque[_Arrival] = deque()
-        self._out: dict[int | str, bytes] = {}  # the id for each token
-        self._claimed: set[bytes] = set()  # ids that were another's, or this one's, before: older than their tokens
+        self._out: dict[int | str, bytes] = {}  # token -> id
+        self._claimed: set[bytes] = set()  # ids that were delivered before, so older than their tokens suggest
         self._tokens = 0
-        self._changed = asyncio.Event()  # something was settled, or it ended
+        self._changed = asyncio.Event()  # a message was settled, or the consumer ended
         self._dead: str | None = None
         self._closed = False
         self._show_life()
@@ -165,11 +170,11 @@ class RedisConsumer:
         await self._move(delivery, delay, self._terms.limit_of(self._queue), reason)
 
     async def dead_letter(self, delivery: Delivery, reason: str) -> None:
-        hint = "" if delivery.body else "; the JSON must be in the field `body`"  # a plain client may have it elsewhere
+        hint = "" if delivery.body else "; the JSON must be in the field `body`"  # a plain client may use another field
         await self._move(delivery, 0.0, 1, reason + hint)
 
     async def dead_letter_all(self, letters: Sequence[tuple[Delivery, str]]) -> None:
-        """Raises once it is known what became of each."""
+        """Move several messages to the dead letters. Raises once the outcome of each is known."""
         moves = [self.dead_letter(delivery, reason) for delivery, reason in letters]
         for error in filter(None, await asyncio.gather(*moves, return_exceptions=True)):
             raise error
@@ -179,7 +184,7 @@ class RedisConsumer:
         await self._for_own(EXTEND, held)
 
     async def close(self) -> None:
-        """Where the server cannot be told in time, what it held is delivered again when its lease has run out."""
+        """End the subscription. If the server does not answer in time, the messages come again after their lease."""
         if self._closed:
             return
         self._closed = True
@@ -191,12 +196,12 @@ class RedisConsumer:
             async with asyncio.timeout(self._server.connect_timeout):
                 await self._orphans.give_back(self._holder, "its consumer closed", self._wait_for_request)
         except (BrokerError, TimeoutError):
-            pass  # it stays an orphan, and the next consumer of this broker sees to it
+            pass  # the next consumer of this broker gives back what it held
         finally:
             await self._connection.close()
 
     def lose(self, why: str) -> None:
-        """It is of no use any more; what it held is given back when there is a new one."""
+        """Give up this consumer. The next consumer of this broker gives back what it held."""
         if self._closed or self._dead is not None:
             return
         self._dead = why
@@ -206,8 +211,10 @@ class RedisConsumer:
         self._changed.set()
 
     def _show_life(self) -> None:
-        """Now and again while it has no room, or nobody takes: a server may end a connection on which nothing is said
-        (`timeout`), and so may what is between; what it still works on would then be delivered again."""
+        """Send a PING now and then while nothing is read, so that neither the server nor a proxy closes the connection.
+
+        Without the connection, messages in work would be delivered again.
+        """
         if self.is_over:
             return
         if not self._connection.awaits_answer:
@@ -217,13 +224,13 @@ class RedisConsumer:
     # -- taking ---------------------------------------------------------------------------------------------------
 
     async def _wait_for_room(self) -> None:
-        """Until something is settled. What is not, and of which the lease ran out, is out no more: it comes again."""
+        """Wait until a message is settled, or its lease has ended: then it comes again and is no longer held."""
         self._changed.clear()
         try:
             async with asyncio.timeout(self._terms.lease / 2):
                 await self._changed.wait()
         except TimeoutError:
-            with suppress(BrokerUnavailable):  # its own connection tells whether it can go on
+            with suppress(BrokerUnavailable):  # this consumer's own connection decides whether it goes on
                 await self._drop_ended_leases()
 
     async def _drop_ended_leases(self) -> None:
@@ -237,7 +244,7 @@ class RedisConsumer:
         self._claimed.intersection_update(kept)
 
     def _ask(self, count: int) -> _Request:
-        """Between two upkeeps it reads, however soon the next is due: over a slow line that may be always."""
+        """Send the next command. After each upkeep comes a read, however soon the next upkeep is due on a slow line."""
         now = asyncio.get_running_loop().time()
         if self._has_read and now >= self._next_upkeep:
             self._has_read, self._next_upkeep = False, inf
@@ -248,7 +255,7 @@ class RedisConsumer:
             return self._send(command, self._absorb_upkeep, now)
         self._has_read = True
         block = int((self._next_upkeep - now) * 1000)
-        wait = ("BLOCK", block) if block > 0 else ()  # 0 would be for ever, and 1 may take the server 100
+        wait = ("BLOCK", block) if block > 0 else ()  # 0 would wait forever
         read = ("XREADGROUP", "GROUP", self._queue, self._holder.name, "COUNT", count, *wait)
         return self._send((*read, "STREAMS", self._queue, ">"), self._absorb_read, now)
 
@@ -257,7 +264,7 @@ class RedisConsumer:
         return _Request(self._connection.send([command]), absorb, until)
 
     async def _settle_request(self, request: _Request) -> None:
-        """Takes in its answer, once; should two takes wait, the other one finds what arrived."""
+        """Absorb the reply of a request once. If two takes wait, the other one finds what arrived."""
         patience = self._server.answer_timeout
         is_answered = await self._connection.answered(request.answer, request.until, patience)
         if self._request is not request or self._closed:
@@ -266,7 +273,7 @@ class RedisConsumer:
             self.lose(f"no answer from {self._server.place} in {patience:g} s")
             return
         self._request = None
-        soon = asyncio.get_running_loop().time() + self._period  # from now on, however long the answer took
+        soon = asyncio.get_running_loop().time() + self._period  # from now, however long the reply took
         self._next_upkeep = min(self._next_upkeep, soon)
         replies = request.answer.result()
         if replies is None:
@@ -294,17 +301,17 @@ class RedisConsumer:
             self._next_upkeep = min(self._next_upkeep, due_at)
         if not claimed:
             return
-        if self._cursor != ALL_SEEN:  # who left these may have left more
+        if self._cursor != ALL_SEEN:  # there may be more of them
             self._next_upkeep = 0.0
         again = {entry[0] for entry in claimed}
         for token in [token for token, entry in self._out.items() if entry in again]:
-            del self._out[token]  # its own lease ran out; it is a new delivery now
+            del self._out[token]  # its lease ended here, and this is a new delivery
         for entry, redeliveries, fields in claimed:
             self._arrive((entry, content(fields)[0], redeliveries))
         self._claimed |= again
 
     async def _mend(self, reply: ReplyError) -> None:
-        """A group that is gone is made again, and a script that the server forgot is sent again; else it ends here."""
+        """Create a lost group again, or send a lost script again. Any other error ends the consumer."""
         code = error_code(reply)
         try:
             if code == "NOSCRIPT":
@@ -321,7 +328,7 @@ class RedisConsumer:
     async def _restore_group(self, *, is_gone: bool) -> None:
         if is_gone:
             self._out.clear()
-            self._claimed.clear()  # whatever is left of it is delivered again, to whom it may be
+            self._claimed.clear()  # all that is left is delivered again
             self._server.note_group_gone(self._queue)
         await self._server.make_group(self._queue)
 
@@ -340,16 +347,16 @@ class RedisConsumer:
     # -- settling -------------------------------------------------------------------------------------------------
 
     async def _for_own(self, script: Script, held: dict[int | str, bytes]) -> None:
-        """Runs it for those that are still this consumer's by the server's account."""
+        """Run a script for the messages that this consumer still holds by the server's account."""
         if not held:
             return
         first, last = self._bounds(held)
         for some in pages(list(held.values()), SETTLED_TOGETHER):
-            with suppress(GroupGone):  # then they are not
+            with suppress(GroupGone):  # then it holds none
                 await self._server.run(script, [self._queue], self._holder.name, first, last, MOST_HELD, *some)
 
     def _bounds(self, held: dict[int | str, bytes]) -> tuple[bytes, bytes]:
-        """The lowest and the highest id. New messages come in the order of their ids, so that their tokens tell."""
+        """Return the lowest and the highest id. New messages arrive in the order of their ids, as their tokens do."""
         if self._claimed.isdisjoint(held.values()):
             return held[min(held)], held[max(held)]
         return min(held.values(), key=order), max(held.values(), key=order)

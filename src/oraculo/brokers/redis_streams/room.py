@@ -1,9 +1,9 @@
-"""How much of the server's memory is left to messages by which it gets none back.
+"""Room for answers: a part of the server's memory that commands may not use.
 
-An answer makes room: once it is taken, its command is acked and leaves. A server that is full to the last byte with
-commands takes no answer, so that no command is ever acked, and nothing moves until the deadlines. So a part of the
-memory is kept from them, wherever the server has a limit (`maxmemory`), evicts nothing and tells how much it has; half
-of that part is for answers alone, the other half also for queues that have little in them.
+Handling an answer frees memory, because its command is acked and leaves. A server that is full of commands takes no
+answer, so no command is ever acked, and nothing moves until the deadlines. So commands leave a part of the memory free,
+where the server has a limit (`maxmemory`), evicts nothing, and reports its use. Half of that part is for answers alone.
+The other half is also for queues that hold little.
 """
 
 import re
@@ -15,50 +15,53 @@ from typing import Any
 from oraculo.clients.redis import Command, ReplyError, error_code, read_info
 from oraculo.ports.broker import Outgoing
 
-KEPT_SHARE = 8  # one part in so many of the server's memory is kept for answers, but no more than
-MOST_KEPT = 16 * 1024 * 1024  # bytes: enough for those that are on their way, and for who reads them
-CLOSE = 2  # times as much left as is kept: then it is asked before each call, else now and then together with one
+KEPT_SHARE = 8  # one part in so many of the server's memory is kept for answers, up to
+MOST_KEPT = 16 * 1024 * 1024  # bytes: enough for the answers on their way, and for their consumer
+CLOSE = 2  # below so many times the kept part, there is a look before each call
 LOOKED_EVERY = 0.25  # seconds
-SHARE_OF_A_CALL = 2  # one part in so many of what is left, or one message: several engines may look at a time
-SHARE_OF_A_QUEUE = 16  # one part in so many of what is kept: a queue that has more has no claim on any of it
+SHARE_OF_A_CALL = 2  # one part in so many of the free memory: several engines may look at once
+SHARE_OF_A_QUEUE = 16  # one part in so many of what is kept: a queue that holds more gets none of it
 _DATABASE = re.compile(rb"db\d+$")
-_OVERHEAD = 128  # bytes that a message takes beside its own
+_OVERHEAD = 128  # bytes that a message costs beside its own
 
-LOOKS: Sequence[Command] = (("INFO", "memory"), ("INFO", "keyspace"))  # Redis 6 takes one section at a time
+LOOKS: Sequence[Command] = (("INFO", "memory"), ("INFO", "keyspace"))  # Redis 6 answers one section at a time
 
 
 class Room:
-    """What was seen of it last."""
+    """The memory that the last look found."""
 
     def __init__(self) -> None:
-        self._left, self._kept = 0.0, 0  # bytes; none is known of before the first look
+        self._left, self._kept = 0.0, 0  # bytes; not known before the first look
         self._next_look = 0.0
-        self._is_permitted = True  # unless this server says no: then nothing is kept
+        self._is_permitted = True  # until the server refuses: then nothing is kept
 
     @property
     def is_known(self) -> bool:
         return self._left < inf
 
     def is_close(self, messages: Sequence[Outgoing]) -> bool:
-        """With these; not where there is no limit, nor for what may take all that there is."""
+        """Return True when these messages bring the server close to its limit.
+
+        Messages that may use all of it never do.
+        """
         if not self.is_known or not any(message.leaves_room for message in messages):
             return False
         return self._left - sum(size_of(message) for message in messages if message.leaves_room) <= CLOSE * self._kept
 
     @property
     def is_none(self) -> bool:
-        """Not even for queues that have little."""
+        """Return True when not even queues that hold little have room."""
         return self._left + self._kept / 2 <= 0
 
     def looks_due(self, messages: Sequence[Outgoing], now: float) -> list[Command]:
-        """To be sent with them."""
+        """Return the commands that look at the memory now, to be sent with the messages."""
         if now < self._next_look or not self._is_permitted or not any(message.leaves_room for message in messages):
             return []
         self._next_look = now + LOOKED_EVERY
         return list(LOOKS)
 
     def absorb(self, replies: Sequence[Any]) -> None:
-        """Those to LOOKS."""
+        """Store the replies to LOOKS."""
         about: dict[bytes, bytes] = {}
         for reply in replies:
             self._is_permitted = not (isinstance(reply, ReplyError) and error_code(reply) == "NOPERM")
@@ -70,25 +73,32 @@ class Room:
             self._left -= sum(map(size_of, messages))
 
     def note_full(self) -> None:
-        """It refused something for want of memory, so that it is less than was thought."""
+        """Record that the server refused something for want of memory: there is less than was thought."""
         if self.is_known:
             self._left = min(self._left, 0)
 
     def due_for(self, refused: Iterable[Outgoing]) -> int:
-        """How much room must be seen for the server to count as one that takes messages. No more than is kept: what is
-        larger than all that commands may ever have would else make it an outage that never ends."""
+        """Return the room that a look must find before the server counts as usable again.
+
+        It is at most the part that is kept. Otherwise a message larger than all that is ever free would be an endless
+        outage.
+        """
         return min(min(map(size_of, refused)), self._kept)
 
     def proved_by(self, taken: Sequence[Outgoing]) -> float:
-        """For how large a message there is room. What was taken out of the part that is kept proves nothing."""
+        """Return the size of message that these taken messages prove room for.
+
+        Those taken out of the kept part prove nothing.
+        """
         return max(min(size_of(message), self._left) if message.leaves_room else size_of(message) for message in taken)
 
     def without_room(self, messages: Sequence[Outgoing], names: Sequence[str], lengths: Mapping[str, int]) -> set[int]:
-        """The places of those that are to wait. `names`: where each is to be put; `lengths`: how many messages are
-        there already.
+        """Return the places of the messages that have to wait.
 
-        The smallest find room first, and those for a queue that has little may take some of what is kept: the many of
-        one that nobody reads hold up no other."""
+        `names` are their queues, and `lengths` says how many messages each queue has. The smallest messages find room
+        first. Those for a queue that holds little may use a part of what is kept, so one unread queue does not hold up
+        the others.
+        """
         sizes = {place: size_of(message) for place, message in enumerate(messages) if message.leaves_room}
         waiting, spent, there = set[int](), 0, Counter(lengths)
         for place in sorted(sizes, key=sizes.__getitem__):
@@ -108,8 +118,7 @@ def size_of(message: Outgoing) -> int:
 
 
 def room_of(about: dict[bytes, bytes]) -> tuple[float, int]:
-    """How many bytes are left beside those that are kept, and how many these are. Infinite where nothing is known of a
-    limit, or where the server evicts what it may rather than refuse."""
+    """Return the free bytes beside the kept ones, and the kept ones. Infinite without a limit or with eviction."""
     most = int(about.get(b"maxmemory", b"0"))
     if most == 0 or evicts(about):
         return inf, 0
@@ -119,8 +128,7 @@ def room_of(about: dict[bytes, bytes]) -> tuple[float, int]:
 
 
 def evicts(about: dict[bytes, bytes]) -> bool:
-    """The volatile policies, which many providers set, evict only keys that expire; where none does they refuse as
-    `noeviction` does."""
+    """Return True when the server evicts keys of queues. The volatile policies evict only keys that expire."""
     policy = about.get(b"maxmemory_policy", b"")
     if not policy.startswith(b"volatile-"):
         return policy != b"noeviction"
@@ -128,7 +136,7 @@ def evicts(about: dict[bytes, bytes]) -> bool:
 
 
 def eviction_of(about: dict[bytes, bytes]) -> str | None:
-    """The volatile policies evict only keys that expire, and none of a queue does."""
+    """Return the policy by which the server evicts queues, or None. The volatile policies evict no queue."""
     policy = about.get(b"maxmemory_policy", b"").decode()
     if about.get(b"maxmemory", b"0") == b"0" or not policy.startswith("allkeys"):
         return None

@@ -1,20 +1,20 @@
-"""What must happen in one step on the server, in Lua, with commands that Redis 6.2 has.
+"""Lua scripts for what must happen in one step on the server, with commands that Redis 6.2 has.
 
-In all of them: KEYS[1] is the stream, and its consumer group has the same name. A message is settled only while it is
-pending for the consumer that settles it, and is written to its new place before it leaves the old one, so a script that
-fails half way, for want of memory, leaves a duplicate at worst.
+KEYS[1] is always the stream, and its consumer group has the same name. A script settles a message only while it is
+pending for the consumer that settles it. It writes the message to the new place before it removes the old one. So a
+script that fails half way, for want of memory, leaves a duplicate at worst.
 
-Beside `body`, an entry has `redeliveries` when it was written anew after a delivery (the group's own counter starts
-again then), and a dead letter has `reason`, `at` and `redeliveries`. Fields that others wrote are carried along.
+Beside `body`, an entry has `redeliveries` when it was written anew after a delivery, because the group's own counter
+starts again then. A dead letter has `reason`, `at` and `redeliveries`. Fields that others wrote are kept.
 """
 
 from oraculo.clients.redis import Script
 
 LAST_ID = f"{2**64 - 1}-{2**64 - 1}"
-NEVER_REACHED = f"{2**64 - 1}-0"  # reading behind the very last one would start again at the first
-LOOKED_AT = 1_000  # pending messages that are looked at for ended leases in one go
-PAGE = 100  # messages that one call of a script handles, at most: nobody else is served meanwhile
-TRIMMED = 20_000  # messages that are trimmed in one go; they leave many at a time, in some milliseconds
+NEVER_REACHED = f"{2**64 - 1}-0"  # reading after the last possible id would start again at the first
+LOOKED_AT = 1_000  # pending messages that one call checks for ended leases
+PAGE = 100  # messages that one call handles: a script blocks the server
+TRIMMED = 20_000  # messages that one call trims: they leave in blocks, which takes milliseconds
 
 
 _FIELDS = """
@@ -71,7 +71,7 @@ local function leave(id)
     redis.call('XDEL', stream, id)
 end
 
-local function bury(id, fields, count, reason, at)
+local function dead_letter(id, fields, count, reason, at)
     local letter = changed_fields(fields, {reason = reason, at = at, redeliveries = string.format('%d', count)})
     redis.call('XADD', dlq, '*', unpack(letter))
     leave(id)
@@ -82,7 +82,7 @@ local function give_back(id, times, delay, limit, reason, at)
     local entry = redis.call('XRANGE', stream, id, id)[1]
     if not entry then return leave(id) end
     local count = redeliveries(entry[2], times)
-    if limit > 0 and count + 1 >= limit then return bury(id, entry[2], count, reason, at) end
+    if limit > 0 and count + 1 >= limit then return dead_letter(id, entry[2], count, reason, at) end
     local changed = is_letter and {} or {redeliveries = string.format('%d', count + 1)}
     local fields = changed_fields(entry[2], changed)
     if delay > 0 then
@@ -111,7 +111,7 @@ local own = own_ids()
 if #own == 0 then return 0 end
 """
 
-# ARGV: consumer, first id, last id, how many it may hold between them, ids…
+# ARGV: consumer, first id, last id, how many pending messages there may be between them, ids…
 ACK = Script.of(
     _OWN
     + """
@@ -121,7 +121,7 @@ return #own
 """
 )
 
-# As ACK. Claiming with JUSTID starts its time anew and counts no delivery.
+# ARGV as for ACK. Claiming with JUSTID restarts the lease and counts no delivery.
 EXTEND = Script.of(
     _OWN
     + """
@@ -131,7 +131,7 @@ return #own - 1
 """
 )
 
-# KEYS: stream, delayed, dlq. ARGV: consumer, id, delay in ms, limit (0: none; 1: bury it now), reason, at
+# KEYS: stream, delayed, dlq. ARGV: consumer, id, delay in ms, limit (0: none; 1: dead-letter it now), reason, at
 RETRY = Script.of(
     _SETTLING
     + """
@@ -142,7 +142,7 @@ return 1
 """
 )
 
-# Gives back what a consumer holds, and forgets it once that is nothing. KEYS: stream, delayed, dlq.
+# Gives back what a consumer holds, and then forgets the consumer. KEYS: stream, delayed, dlq.
 # ARGV: consumer, limit, reason, at. Returns 1 while there may be more.
 RELEASE = Script.of(
     _SETTLING
@@ -157,11 +157,10 @@ return 0
 """
 )
 
-# Moves back what was delayed long enough, claims what others left unsettled for longer than the lease, and tells that
-# the consumer lives.
+# Moves back messages whose delay is over, claims messages whose lease has ended, and shows that the consumer lives.
 # KEYS: stream, delayed, dlq. ARGV: consumer, lease in ms, cursor, how many it may have, limit, reason, at.
 # Returns the next cursor, the ms until the next delay ends (-1: there is none), and {{id, redeliveries, fields}}.
-# Errors of writing are passed over, to try again later: without memory left, consuming is what makes room.
+# Ignores errors of writing, which a later call repeats: on a full server consuming makes room.
 UPKEEP = Script.of(
     _SETTLING
     + f"""
@@ -184,7 +183,7 @@ local function claim(id)
     if not entry then return leave(id) end
     local count = redeliveries(entry[2], times)
     if limit > 0 and count + 1 >= limit then
-        return pcall(bury, id, entry[2], count, ARGV[6], ARGV[7])
+        return pcall(dead_letter, id, entry[2], count, ARGV[6], ARGV[7])
     end
     redis.call('XCLAIM', stream, stream, ARGV[1], 0, id)
     claimed[#claimed + 1] = {{id, is_letter and count or count + 1, entry[2]}}
@@ -210,7 +209,7 @@ return {{cursor, next_due, claimed}}
 """
 )
 
-# Forgets consumers that hold nothing and have not been heard of for ARGV[1] ms.
+# Forgets consumers that hold nothing and were silent for ARGV[1] ms.
 TIDY = Script.of(
     """
 for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], KEYS[1])) do
@@ -224,8 +223,8 @@ return 0
 """
 )
 
-# KEYS: stream, delayed, dlq. Deletes them when nothing is in them and no group has a consumer.
-# What has another type is somebody else's, and stays. Returns whether they are gone.
+# KEYS: stream, delayed, dlq. Deletes them when they are empty and no group has a consumer.
+# A key of another type belongs to somebody else and stays. Returns 1 when they are gone.
 REMOVE_UNUSED = Script.of(
     """
 for place, kind in ipairs({'stream', 'zset', 'stream'}) do
@@ -245,16 +244,15 @@ return 1
 """
 )
 
-# Deletes what was delivered and acked, of a stream that has our group and no other: others may not have read it yet.
-# All that is pending stays, with what came after it, and so does all that was not delivered. Much of it goes first by
-# whole blocks, as far as the limit lets it; when that was not reached, little is left for the exact cut.
-# Returns how many messages the stream still has.
+# Deletes delivered and acked messages of a stream that has no group but ours: another group may not have read them.
+# Everything from the first pending or undelivered message on stays. Whole blocks go first, up to the limit; below the
+# limit, an exact cut removes the little that is left. Returns how many messages the stream still has.
 TRIM = Script.of(
     f"""
 local function about(group)
-    local told = {{}}
-    for i = 1, #group, 2 do told[group[i]] = group[i + 1] end
-    return told
+    local about = {{}}
+    for i = 1, #group, 2 do about[group[i]] = group[i + 1] end
+    return about
 end
 
 local function trim(delivered)
@@ -275,7 +273,7 @@ return redis.call('XLEN', KEYS[1])
 )
 
 # Moves dead letters to the end of their queue, as if never delivered. KEYS: dlq, queue.
-# ARGV: the id up to which all of them go, or '' and then ids…  Returns how many were moved.
+# ARGV: the last id of all that are moved, or '' and then ids…  Returns how many were moved.
 REDRIVE = Script.of(
     _FIELDS
     + f"""
@@ -296,9 +294,9 @@ return #letters
 """
 )
 
-# Reads dead letters, a single one at a time: they may be large. KEYS: dlq. ARGV: where to start, how many at most, the
-# bytes after which no more are read now, the bytes of a body that are shown, and those of a reason.
-# Returns the id of each, its fields, and how long its body is. What has no `body` is shown whole, as fields.
+# Reads dead letters one by one, because they may be large. KEYS: dlq. ARGV: the first id, the most dead letters, the
+# bytes after which reading stops, and the most bytes of a body and of a reason that are returned.
+# Returns the id, the fields and the size of the body of each. An entry without `body` is returned whole.
 LETTERS = Script.of(
     f"local last_id = '{LAST_ID}'"
     + _FIELDS

@@ -1,4 +1,4 @@
-"""The server as one process knows it: the connection for commands, how it is doing, and the groups of its queues."""
+"""The server as this process knows it: the command connection, its state, and the groups of its queues."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -24,30 +24,32 @@ from oraculo.clients.redis import (
 from oraculo.errors import BrokerError, BrokerUnavailable
 
 ERRORS = Errors(BrokerError, BrokerUnavailable)
-MOST_KNOWN = 10_000  # queues whose groups are known to be there
-_REFUSES_WRITES = frozenset({"MISCONF", "NOREPLICAS", "OOM", "READONLY"})  # and may answer whoever only reads
-_NOBODY = "oraculo-check"  # a key, and a group and a consumer of any key, that nobody has
-_NOT_THAT_KEY = re.compile(r"NOPERM .*access (a key|one of the keys)")  # since Redis 7, and before
+MOST_KNOWN = 10_000  # queues whose groups are known to exist
+_REFUSES_WRITES = frozenset({"MISCONF", "NOREPLICAS", "OOM", "READONLY"})  # and may still answer reads
+_NOBODY = "oraculo-check"  # a key, a group and a consumer that nobody has
+_NOT_THAT_KEY = re.compile(r"NOPERM .*access (a key|one of the keys)")  # the texts since Redis 7 and before
 _CLOSED = "the Redis broker is closed: call start() first"
 
 _log = structlog.get_logger("oraculo.brokers.redis")
 
 
 class GroupGone(BrokerUnavailable):
-    """The consumer group of a queue was deleted, perhaps with everything: whatever was out is not out any more."""
+    """The consumer group of a queue was deleted, perhaps with the queue: nothing is held any more."""
 
 
 class NoRoom(BrokerUnavailable):
-    """The server writes nothing more; it can still be read and emptied."""
+    """The server is full: it can be read and emptied, and takes no message."""
 
 
 class _Refusal(NamedTuple):
+    """A refusal to write."""
+
     why: str
-    size: int = 0  # bytes of a message that it had no room for: a smaller one that it takes proves nothing
+    size: int = 0  # bytes of the refused message: taking a smaller one proves nothing
 
 
 class Server:
-    """Commands share one link."""
+    """The server and its one connection for commands."""
 
     def __init__(self, address: Address, connect_timeout: float, answer_timeout: float) -> None:
         self.address = address
@@ -63,25 +65,25 @@ class Server:
         self.connect_timeout = connect_timeout
         self.answer_timeout = answer_timeout
         self._trouble: str | None = _CLOSED
-        self._refusal: _Refusal | None = None  # of a message, the last time
+        self._refusal: _Refusal | None = None  # the last refusal of a message
         self.losses = 0
-        self.keeps = True  # what it confirmed, over a restart
+        self.keeps = True  # confirmed messages survive a restart
         self.run_id: bytes | None = None
-        self._master: bytes | None = None  # the run_id of the last that was no replica
-        self._last_added: tuple[str, bytes] | None = None  # the queue and the id of what it confirmed last
-        self.known: set[str] = set()  # streams whose groups were there when last seen
-        self._eviction: str | None = None  # how it was last told to lose queues
-        self._consumed: dict[str, int] = {}  # for each queue that was consumed, the losses when its group was last seen
+        self._master: bytes | None = None  # run_id of the last server that was no replica
+        self._last_added: tuple[str, bytes] | None = None  # queue and id of the last confirmed message
+        self.known: set[str] = set()  # streams whose groups existed when last seen
+        self._eviction: str | None = None  # the eviction policy that was logged last
+        self._consumed: dict[str, int] = {}  # consumed queue -> `losses` when its group was last seen
 
     # -- the connection -------------------------------------------------------------------------------------------
 
     @property
     def trouble(self) -> str | None:
-        """That it answers whoever reads is no sign that it would take a message again."""
+        """Return why the server cannot be used. A server that answers reads may still refuse messages."""
         return self._trouble or (self._refusal and self._refusal.why)
 
     async def start(self) -> None:
-        """Raises BrokerError, and not that it is unavailable, when the server refuses who asks."""
+        """Connect. Raises BrokerError, and no BrokerUnavailable, when the server refuses this user."""
         try:
             await self._link.open()
         except BrokerError as error:
@@ -98,9 +100,9 @@ class Server:
             raise BrokerUnavailable(_CLOSED)
 
     async def call(self, commands: Sequence[Command], *, repeatable: bool = True) -> list[Any]:
-        """Their replies, ReplyErrors among them. Takes no longer than the answer's timeout, connecting included.
+        """Return the replies to commands, ReplyErrors among them. Connecting counts towards the timeout.
 
-        `repeatable`: doing it twice does no harm, so that a connection which turns out to be lost is no failure yet.
+        `repeatable` commands do no harm when done twice, so that they are sent again over a new connection.
         """
         self.require_open()
         try:
@@ -140,11 +142,11 @@ class Server:
         elif isinstance(error, BrokerUnavailable):
             self._trouble = str(error)
         if code in ("READONLY", "MASTERDOWN"):
-            self._link.abort(str(error))  # the name may lead to the new master by now
+            self._link.abort(str(error))  # the host name may point to the new master by now
         return error
 
     def distrusted(self, why: str) -> BrokerUnavailable:
-        """What it answers on this connection makes no sense: the next command has a new one."""
+        """Return the error for answers that make no sense. The next command gets a new connection."""
         self._link.abort(why)
         return self.unavailable(why)
 
@@ -158,24 +160,24 @@ class Server:
         return BrokerUnavailable(trouble)
 
     def refuses(self, why: str) -> BrokerUnavailable:
-        """It takes no message, for all that it answers."""
+        """Return the error for a server that answers and takes no message."""
         self._note_refusal(why)
         return BrokerUnavailable(why)
 
     def no_room(self, reply: ReplyError, size: int) -> BrokerError:
-        """For a message of that size."""
+        """Return the error for a message of that size."""
         error = self.error_of(reply)
         self._note_refusal(str(error), size)
         return error
 
     def keeps_the_rest(self, size: int) -> NoRoom:
-        """For answers, and not for a message of that size."""
+        """Return the error for a message of that size when the remaining room is kept for answers."""
         why = f"{self.place} is close to its maxmemory: what is left is kept for answers"
         self._note_refusal(why, size)
         return NoRoom(why)
 
     def _note_refusal(self, why: str, size: int = 0) -> None:
-        before = self._refusal.size if self._refusal and size else 0  # else it is of another kind
+        before = self._refusal.size if self._refusal and size else 0  # otherwise it had another reason
         self._refusal = _Refusal(why, max(size, before))
 
     def _note_written(self, size: float = 0) -> None:
@@ -183,21 +185,23 @@ class Server:
             self._refusal = None
 
     async def require_writing(self, room: float) -> None:
-        """After it refused to write: by a command that writes nothing and is refused for the same reasons, for it does
-        not tell of all of them when asked how it is. Raises BrokerUnavailable when it still refuses, or has not the
-        room for what it refused: `room`, which commands may take of its memory."""
+        """Raise BrokerUnavailable while the server still refuses to write, or has less than `room` bytes for commands.
+
+        A server does not report all reasons for a refusal. So this sends a command that writes nothing and is refused
+        for the same reasons.
+        """
         if self._refusal is None:
             return
         why, size = self._refusal
         if size and room < size:
             raise BrokerUnavailable(why)
-        queue = next(iter(self.known), _NOBODY)  # one that this user may use, if any is known
+        queue = next(iter(self.known), _NOBODY)  # a key that this user may use, if one is known
         (reply,) = await self.call([("XGROUP", "CREATECONSUMER", queue, _NOBODY, _NOBODY)])
         if isinstance(reply, ReplyError) and error_code(reply) in _REFUSES_WRITES:
             raise self.error_of(reply)
         if not (
             isinstance(reply, ReplyError) and error_code(reply) == "NOPERM"
-        ):  # which comes first, and proves nothing
+        ):  # checked first by the server, so it proves nothing
             self._refusal = None
 
     async def _prepare(self, connection: Connection) -> None:
@@ -207,22 +211,24 @@ class Server:
         for reply in replies:
             about |= read_info(reply)
         self._refuse_mode(about)
-        self._tell_eviction(about)
+        self._log_eviction(about)
         if about:
             self._compare(about)
         else:
             await self._compare_last_added(connection)
 
-    def _tell_eviction(self, about: dict[bytes, bytes]) -> None:
-        """Once, however often it connects. It is used all the same: its memory may be far larger than all queues."""
+    def _log_eviction(self, about: dict[bytes, bytes]) -> None:
+        """Log once that the server evicts queues.
+
+        It is used all the same: its memory may be far larger than all queues.
+        """
         before, self._eviction = self._eviction, eviction_of(about)
         if self._eviction and self._eviction != before:
             _log.warning("the broker may lose messages", broker=self.place, reason=self._eviction)
 
     def _refuse_mode(self, about: dict[bytes, bytes]) -> None:
-        """What is done to a queue in one step needs all its keys on one node, and a cluster spreads them; a Sentinel
-        has none at all."""
-        modes = (about.get(b"redis_mode"), about.get(b"server_mode"))  # the latter since Valkey 9
+        """Raise BrokerError for a cluster, which spreads the keys of a queue over nodes, and for a Sentinel."""
+        modes = (about.get(b"redis_mode"), about.get(b"server_mode"))  # Valkey 9 and later say server_mode
         if b"sentinel" in modes:
             raise BrokerError(
                 f"{self.place} is a Redis Sentinel, which knows where the master is and keeps no queues: use the "
@@ -234,15 +240,18 @@ class Server:
                 "single server, or the address at which Sentinel or your provider keeps the master of one"
             )
 
-    # -- what it may have lost ------------------------------------------------------------------------------------
+    # -- losses ---------------------------------------------------------------------------------------------------
 
     def _compare(self, about: dict[bytes, bytes]) -> None:
-        """A server that started anew without an append-only file has forgotten what it had confirmed, and a replica
-        that took a master's place may never have heard of it: a master tells its replicas after it confirms."""
+        """Compare the server with the one seen before, and count a loss if it may have lost confirmed messages.
+
+        That is a restart without an append-only file, or a replica that became master: a master confirms first and
+        replicates later.
+        """
         self.run_id = about.get(b"run_id", self.run_id)
         self.keeps = about.get(b"aof_enabled") != b"0"
         if about.get(b"role") == b"slave":
-            return  # it confirms nothing: what counts is who is master next
+            return  # a replica confirms nothing: the next master counts
         if self._master and self.run_id != self._master:
             self.known.clear()
             if not self.keeps or _was_promoted(about):
@@ -250,40 +259,39 @@ class Server:
         self._master = self.run_id
 
     async def _compare_last_added(self, connection: Connection) -> None:
-        """For a user who may not ask INFO. Of what was confirmed a server forgets the last: if that is known to it,
-        all is."""
-        self.keeps = False  # as far as anybody knows
+        """Count a loss if the server does not know the last confirmed message. For users who may not use INFO."""
+        self.keeps = False  # as far as is known
         if self._last_added is None:
             return
         queue, entry = self._last_added
-        (told,) = await connection.call([("XINFO", "STREAM", queue)])
-        if isinstance(told, ReplyError) or order(table(told)[b"last-generated-id"]) < order(entry):
+        (about,) = await connection.call([("XINFO", "STREAM", queue)])
+        if isinstance(about, ReplyError) or order(table(about)[b"last-generated-id"]) < order(entry):
             self._last_added = None
             self.known.clear()
             self.losses += 1
 
     def note_added(self, queue: str, entry: bytes, *, is_reply: bool, size: float) -> None:
-        if not is_reply:  # its client may delete the queue, and that would look like a loss
+        if not is_reply:  # the client may delete a reply queue, which would look like a loss
             self._last_added = queue, entry
         self._note_written(size)
 
     def note_group_gone(self, queue: str) -> None:
-        """Counts a flush once, however many queues tell of it: only the first was last seen after the last loss."""
+        """Count a lost group. A flush counts once, because only one group was last seen after the last loss."""
         if self._consumed.get(queue) == self.losses:
             self.losses += 1
         self.known.clear()
 
     def note_group_seen(self, queue: str) -> None:
-        """By something that fails without it. Forgets what was not seen for longest: reply queues come and go."""
+        """Record that a command needed the group and worked. Forget the oldest: reply queues come and go."""
         self._consumed.pop(queue, None)
         self._consumed[queue] = self.losses
         if len(self._consumed) > MOST_KNOWN:
             del self._consumed[next(iter(self._consumed))]
 
     async def make_group(self, queue: str) -> None:
-        """For a consumer. A queue that was consumed before and has no group now may have lost messages."""
+        """Create the group for a consumer. A queue that was consumed before and has no group may have lost messages."""
         groups, reply = await self.call([("XINFO", "GROUPS", queue), group_command(queue)])
-        if not group_of(queue, groups):  # asked for, because a server without room refuses to make what is there
+        if not group_of(queue, groups):  # looked up, because a full server refuses to create any
             if not is_busy(reply):
                 self.checked(reply)
             if queue in self._consumed:
@@ -299,7 +307,7 @@ class Server:
         self.know(names)
 
     def forget(self, names: Iterable[str]) -> None:
-        """They were removed on purpose: that is no loss."""
+        """Forget queues that were removed on purpose, which is no loss."""
         for name in names:
             if self._last_added is not None and self._last_added[0] == name:
                 self._last_added = None
@@ -313,7 +321,7 @@ class Server:
 
 
 def group_of(name: str, groups: Any) -> dict[bytes, Any]:
-    """The group that has the name of its stream; empty when there is none."""
+    """Return the group that has the name of its stream, or an empty dict."""
     tables = map(table, groups) if isinstance(groups, list) else ()
     return next((group for group in tables if group[b"name"] == name.encode()), {})
 
@@ -323,17 +331,17 @@ def group_command(name: str) -> Command:
 
 
 def _was_promoted(about: dict[bytes, bytes]) -> bool:
-    """It goes on with the history of another, whose replica it was. A restart with an append-only file ends that."""
+    """Return True when a replica became master. A restart with an append-only file ends that state."""
     return bool(about.get(b"master_replid2", b"").strip(b"0"))
 
 
 def is_busy(reply: Any) -> bool:
-    """The group was there already."""
+    """Return True when the group existed already."""
     return isinstance(reply, ReplyError) and error_code(reply) == "BUSYGROUP"
 
 
 def is_aborted(reply: Any) -> bool:
-    """A transaction was ended, and nothing of it done."""
+    """Return True when a transaction was undone."""
     return isinstance(reply, ReplyError) and str(reply).startswith("EXECABORT")
 
 
@@ -342,7 +350,7 @@ def is_out_of_memory(reply: Any) -> bool:
 
 
 def is_about_key(reply: Any) -> bool:
-    """What is under that name is no stream, or not this user's: no other key is concerned, and no later try helps."""
+    """Return True when a key is no stream, or is not this user's. Other keys work, and a retry fails again."""
     if not isinstance(reply, ReplyError):
         return False
     return error_code(reply) == "WRONGTYPE" or _NOT_THAT_KEY.match(str(reply)) is not None

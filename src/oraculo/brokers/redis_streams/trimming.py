@@ -1,4 +1,4 @@
-"""What plain workers leave in the streams that we send to: most of them ack, and delete nothing."""
+"""Trimming of streams: most plain workers ack messages and do not delete them."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -15,23 +15,25 @@ from oraculo.wire.naming import is_dlq
 
 TRIMMED_EVERY = 2.0  # seconds
 TRIMMED_TOGETHER = 100  # queues
-MOST_REMEMBERED = 10_000  # queues; of more, the first are trimmed when something is sent to them again
+MOST_REMEMBERED = 10_000  # queues; the oldest are trimmed after the next message for them
 
 _log = structlog.get_logger("oraculo.brokers.redis")
 
 
 class Trimmer:
-    """Which queues are to be trimmed. That is told to the server together with what is published, now and then: so it
-    needs neither a task nor a round trip of its own."""
+    """The queues that are due for trimming.
+
+    The commands go along with a publish now and then, so they need neither a task nor a round trip of their own.
+    """
 
     def __init__(self, place: str) -> None:
         self._place = place
-        self._sent_to: dict[str, None] = {}  # and not seen empty since, those first that were not trimmed for longest
+        self._sent_to: dict[str, None] = {}  # not seen empty since, longest untrimmed first
         self._next = 0.0
         self._is_permitted = True
 
     def note_sent(self, queues: Iterable[str]) -> None:
-        """Dead letters stay, whoever reads them."""
+        """Record queues that messages were sent to. Dead letters are never trimmed."""
         self._sent_to.update(dict.fromkeys(queue for queue in queues if not is_dlq(queue)))
         while len(self._sent_to) > MOST_REMEMBERED:
             del self._sent_to[next(iter(self._sent_to))]
@@ -44,7 +46,7 @@ class Trimmer:
         return list(islice(self._sent_to, TRIMMED_TOGETHER))
 
     def absorb(self, queues: Sequence[str], replies: Sequence[Any]) -> None:
-        """Of each, how many messages it still has."""
+        """Store how many messages each queue still has."""
         for queue, left in zip(queues, replies, strict=True):
             self._sent_to.pop(queue, None)
             if isinstance(left, ReplyError):
@@ -53,7 +55,7 @@ class Trimmer:
                 self._sent_to[queue] = None
 
     def _note_refusal(self, error: ReplyError) -> None:
-        """A user without the right is served all the same, and asks no more. Each version has other words for it."""
+        """Stop trimming for a user without the right to. Each version words that refusal differently."""
         is_passing = isinstance(translated(error, self._place, ERRORS), BrokerUnavailable)
         if self._is_permitted and not is_passing:
             self._is_permitted = False

@@ -1,4 +1,4 @@
-"""Redis' protocol: `connection` is one connection, `link` the one that many share."""
+"""Redis' protocol: `connection` is one connection, and `link` is a connection that many share."""
 
 from oraculo.clients.redis.connection import (
     Command,

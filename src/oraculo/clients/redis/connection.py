@@ -1,8 +1,8 @@
-"""One connection to a server that speaks Redis' protocol: commands go out together, answers come back in order.
+"""One connection that speaks Redis' protocol: commands go out together, replies come back in order.
 
-hiredis packs and parses; asyncio carries. Between them there is no queue, lock or task, so whoever waits for an answer
-may be cancelled without harm to the others, and a connection that breaks is known at once, even while nobody waits.
-Redis' own asyncio client reads its answers one by one, at ten times the cost of a message published in a batch.
+hiredis packs and parses, and asyncio carries, with no queue, lock or task in between. So a caller that is cancelled
+does no harm to others, and a broken connection is noticed at once, even while nobody waits. Redis' own asyncio client
+reads replies one by one, which costs ten times as much for each message of a batch.
 """
 
 import asyncio
@@ -24,10 +24,10 @@ Command = tuple[Part, ...]
 ReplyError = hiredis.ReplyError
 Error = TypeVar("Error", bound=OraculoError)
 
-_CLOSING = 1.0  # seconds for a socket to be closed; it needs none of the other side
-_pack: Callable[[Command], bytes] = hiredis.pack_command  # type: ignore[assignment]  # its stub knows one part only
+_CLOSING = 1.0  # seconds for closing a socket, which needs no answer
+_pack: Callable[[Command], bytes] = hiredis.pack_command  # type: ignore[assignment]  # its stub is incomplete
 
-# What the server says when it works but cannot do this now; all are worth another try.
+# Errors of a server that works but cannot do this now. A retry may help.
 _PASSING = {
     "BUSY": "is busy with a script",
     "CLUSTERDOWN": "is a cluster that is down",
@@ -42,27 +42,29 @@ _PASSING = {
     "TRYAGAIN": "is a cluster that is moving its keys",
     "UNBLOCKED": "ended the wait for messages",
 }
-# What was wrong with a transaction, where the server tells: `EXECABORT Transaction discarded because of: OOM command…`
+# The cause of a failed transaction: `EXECABORT Transaction discarded because of: OOM command…`
 _IN_TRANSACTION = re.compile(r"EXECABORT .*because of: -?([A-Z]{2,}) ")
-# On Redis 6.2 a script's error has its cause inside: `ERR Error running script (…): @user_script:5: NOGROUP No such…`
+# The cause of a failed script on Redis 6.2: `ERR Error running script (…): @user_script:5: NOGROUP No such…`
 _IN_SCRIPT = re.compile(r"@user_script: ?[0-9]+: -?([A-Z]{2,}) ")
 
 
 class Errors(NamedTuple, Generic[Error]):
-    """What is raised for those who use the connection: each room has its own words for it."""
+    """The exceptions that callers get: each adapter has its own."""
 
     refused: type[Error]
-    unavailable: type[Error]  # worth another try; one of the refused
+    unavailable: type[Error]  # a retry may help; a subclass of `refused`
 
 
 class _Call(NamedTuple):
+    """Commands that wait for their replies."""
+
     answer: "asyncio.Future[list[Any] | None]"
     expected: int
     replies: list[Any]
 
 
 class Connection(asyncio.Protocol):
-    """`trouble` says why it can no longer be used; `gone` is done once its socket is closed."""
+    """A connection. `trouble` says why it can no longer be used; `gone` is done once its socket is closed."""
 
     def __init__(self, place: str, errors: Errors[Any]) -> None:
         self.trouble: str | None = None
@@ -73,22 +75,24 @@ class Connection(asyncio.Protocol):
         self._reader = hiredis.Reader()
         self._calls: deque[_Call] = deque()
         self._transport: asyncio.Transport | None = None
-        self._heard_at = 0.0  # the loop's time when something last came
+        self._heard_at = 0.0  # loop time when data last arrived
 
     @property
     def awaits_answer(self) -> bool:
         return bool(self._calls)
 
-    def tell_loss(self, lost: Callable[[str], object]) -> None:
-        """Calls it with the trouble when the connection breaks, or now if it has."""
+    def on_loss(self, lost: Callable[[str], object]) -> None:
+        """Call `lost` with the trouble when the connection breaks, or now if it has."""
         self._lost = lost
         if self.trouble is not None:
             lost(self.trouble)
 
     def send(self, commands: Sequence[Command]) -> "asyncio.Future[list[Any] | None]":
-        """The replies, among them ReplyErrors, in the order of the commands; None when the connection broke first.
+        """Send commands.
 
-        None and not an exception, because an answer may come when nobody waits for it any more.
+        The future returns their replies in order, ReplyErrors among them, or None for a broken connection.
+
+        It returns None instead of raising, because the caller may not wait any more.
         """
         answer: asyncio.Future[list[Any] | None] = asyncio.get_running_loop().create_future()
         if self.trouble is not None or self._transport is None:
@@ -97,21 +101,23 @@ class Connection(asyncio.Protocol):
         if not commands:
             answer.set_result([])
             return answer
-        data = b"".join([_pack(command) for command in commands])  # fails, if at all, before an answer is awaited
+        data = b"".join([_pack(command) for command in commands])  # raises before anything waits for replies
         self._calls.append(_Call(answer, len(commands), []))
         self._transport.write(data)
         return answer
 
     async def call(self, commands: Sequence[Command]) -> list[Any]:
-        """Raises that it is unavailable when the connection breaks before every reply is here."""
+        """Return the replies to commands. Raises `errors.unavailable` when the connection breaks first."""
         replies = await self.send(commands)
         if replies is None:
             raise self._errors.unavailable(self.trouble or f"the connection to {self._place} is closed")
         return replies
 
     async def answered(self, answer: "asyncio.Future[list[Any] | None]", until: float, silence: float) -> bool:
-        """Whether it is here by `until`, in the loop's time, or later: as long as the server is never silent for as
-        many seconds, it is at work on it. A long answer over a slow line takes its time."""
+        """Return True when the reply arrives by `until`, in loop time, or later while data keeps coming.
+
+        The server may be silent for at most `silence` seconds. A long reply over a slow line takes its time.
+        """
         loop = asyncio.get_running_loop()
         while not answer.done():
             left = max(until, self._heard_at + silence) - loop.time()
@@ -121,7 +127,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def abort(self, trouble: str) -> None:
-        """Ends it at once; nothing of the other side is needed for that."""
+        """Close the connection at once, without the other side."""
         self._end(trouble)
         if self._transport is not None:
             self._transport.abort()
@@ -178,10 +184,10 @@ class Connection(asyncio.Protocol):
 async def connect(
     address: Address, timeout: float, errors: Errors[Any], lost: Callable[[str], object] | None = None
 ) -> Connection:
-    """A connection that is logged in and answers. `lost` is told when it breaks later.
+    """Return a connection that is logged in and answers. `lost` is called when it breaks later.
 
-    Raises `errors.unavailable` when the server cannot be reached, `errors.refused` when it, or its certificate, is
-    refused.
+    Raises `errors.unavailable` when the server cannot be reached. Raises `errors.refused` when the server refuses the
+    login, or when its certificate is not valid.
     """
     place = address.place
     connection = Connection(place, errors)
@@ -201,7 +207,7 @@ async def connect(
             raise errors.unavailable(f"cannot connect to {place}: {_plain(error)}") from error
         raise
     if lost is not None:
-        connection.tell_loss(lost)
+        connection.on_loss(lost)
     return connection
 
 
@@ -222,7 +228,7 @@ async def _log_in(connection: Connection, address: Address, errors: Errors[Any])
         if isinstance(reply, ReplyError) and error_code(reply) != "NOAUTH":
             if error_code(reply) in _PASSING:
                 raise translated(reply, place, errors)
-            if command[0] == "AUTH":  # only its first word, for what follows may repeat the password
+            if command[0] == "AUTH":  # only the first word, because the rest may quote the password
                 raise errors.refused(_why_no_login(place, reply))
             raise errors.refused(f"{place} refused database {database}: {reply}")
     (pong,) = await connection.call([("PING",)])
@@ -233,15 +239,17 @@ async def _log_in(connection: Connection, address: Address, errors: Errors[Any])
 
 
 def credentials_of(address: Address) -> tuple[str, ...]:
-    """None where both are empty, as in the `redis://:@host` of a template that was given none. A user without a
-    password logs in too (`nopass`): else it would be `default`, with other rights, and nobody would know."""
+    """Return the arguments of AUTH, or none where user and password are empty, as in `redis://:@host`.
+
+    A user without a password logs in too (`nopass`). Otherwise it would silently be `default`, with other rights.
+    """
     if address.user:
         return address.user, address.password or ""
     return (address.password,) if address.password else ()
 
 
 def database_of(address: Address) -> int:
-    """The number in the URL's path. Raises InvalidSettings when it is none."""
+    """Return the number in the URL's path. Raises InvalidSettings when it is not a number."""
     if not address.path:
         return 0
     if not (address.path.isascii() and address.path.isdecimal() and len(address.path) < 10):
@@ -257,7 +265,7 @@ def _why_no_login(place: str, reply: ReplyError) -> str:
 
 
 def error_code(error: ReplyError) -> str:
-    """The first word of what the server said, or of what the script or transaction that it ran was told."""
+    """Return the first word of an error, or of the error within it when a script or transaction failed."""
     text = str(error)
     if text.startswith("ERR max number of clients"):
         return "MAXCLIENTS"
@@ -266,7 +274,7 @@ def error_code(error: ReplyError) -> str:
 
 
 def translated(error: ReplyError, place: str, errors: Errors[Error]) -> Error:
-    """Worth another try, or refused."""
+    """Return the exception for an error of the server: `errors.unavailable` when a retry may help."""
     code = error_code(error)
     if code in _PASSING:
         return errors.unavailable(f"{place} {_PASSING[code]}: {error}")

@@ -1,4 +1,4 @@
-"""The connection that many share: it comes back by itself, and nobody waits on it for ever."""
+"""A connection that many share. It reconnects by itself, and no caller waits forever."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -11,9 +11,9 @@ Prepare = Callable[[Connection], Awaitable[None]]
 
 
 class RedisLink:
-    """When the connection is lost, the next command makes another; one attempt serves all who ask at the same time.
+    """A shared connection. When it is lost, the next command makes another, once for all callers.
 
-    `prepare` does what a new connection needs before it is used; `lost` is told the trouble when it breaks.
+    `prepare` sets up a new connection before it is used. `lost` is called with the trouble when it breaks.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class RedisLink:
         self._connecting: asyncio.Task[Connection] | None = None
 
     async def open(self) -> None:
-        """Raises that it was refused, and not that it is unavailable, when the server refuses who asks."""
+        """Connect. Raises `errors.refused`, and no `errors.unavailable`, when the server refuses this user."""
         self.is_open = True
         await self._connected()
 
@@ -56,11 +56,10 @@ class RedisLink:
             self._connection.abort(trouble)
 
     async def call(self, commands: Sequence[Command], *, repeatable: bool = True) -> list[Any]:
-        """Their replies, ReplyErrors among them. Takes no longer than the answer's timeout, connecting included, unless
-        the server is sending all the while.
+        """Return the replies to commands, ReplyErrors among them. Raises `errors.unavailable`.
 
-        `repeatable`: doing it twice does no harm, so that a connection which turns out to be lost is no failure yet.
-        Raises that it is unavailable.
+        Connecting counts towards the timeout; a server that keeps sending may take longer. `repeatable` commands do no
+        harm when done twice, so they are sent again over a new connection.
         """
         until = self._until()
         connection, replies = await self._exchange(commands, until)
@@ -71,14 +70,14 @@ class RedisLink:
         return replies
 
     async def connected(self) -> None:
-        """Returns when there is a connection. Raises that it is unavailable."""
+        """Return once there is a connection. Raises `errors.unavailable`."""
         await self._in_time(self._until())
 
     def _until(self) -> float:
         return asyncio.get_running_loop().time() + self._answer_timeout
 
     async def _exchange(self, commands: Sequence[Command], until: float) -> tuple[Connection, list[Any] | None]:
-        """No replies when the connection broke first."""
+        """Return the connection and the replies, or None in their place when it broke first."""
         connection = await self._in_time(until)
         answer = connection.send(commands)
         if not await connection.answered(answer, until, self._answer_timeout):
@@ -102,7 +101,7 @@ class RedisLink:
             return await self._connected()
         except self._errors.unavailable:
             raise
-        except self._errors.refused as error:  # it took us before, so it may take us again: no reason to give up
+        except self._errors.refused as error:  # it accepted this login before, so it may do so again
             raise self._errors.unavailable(str(error)) from error
 
     async def _connected(self) -> Connection:
@@ -122,7 +121,7 @@ class RedisLink:
     def _end_attempt(self, attempt: "asyncio.Task[Connection]") -> None:
         self._connecting = None
         if not attempt.cancelled():
-            attempt.exception()  # whoever still waits raises it; nobody may, and then it is no news
+            attempt.exception()  # mark as retrieved: those who wait raise it
 
     async def _connect(self) -> Connection:
         connection = await connect(self._address, self._connect_timeout, self._errors, self._lost)

@@ -1,12 +1,14 @@
-"""A script in Lua, which the server runs in one step."""
+"""A Lua script, which the server runs in one step."""
 
 import hashlib
 from typing import NamedTuple
 
 
 class Script(NamedTuple):
+    """A script and its SHA-1."""
+
     text: str
-    sha: str  # by which the server knows it
+    sha: str  # the server's name for it
 
     @classmethod
     def of(cls, text: str) -> "Script":
