@@ -1,4 +1,4 @@
-"""Copies of runs, compared with what is stored."""
+"""Comparison of cached copies of runs with what is stored."""
 
 from collections.abc import Iterable, Mapping
 
@@ -6,7 +6,7 @@ from oraculo.core.run import RunHead
 
 
 def unchanged_among(copies: Iterable[RunHead], stored: Mapping[str, RunHead]) -> frozenset[str]:
-    """By their versions; and by their birth, for an id may be given again once its run is gone."""
+    """Return the ids of copies with the stored version. The creation time counts too, because an id can be reused."""
     return frozenset(
         copy.id
         for copy in copies

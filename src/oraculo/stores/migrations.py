@@ -1,4 +1,4 @@
-"""A step from one layout of a store to the next."""
+"""A migration: one step from a layout of a store to the next."""
 
 from typing import Generic, NamedTuple, TypeVar
 
@@ -6,11 +6,13 @@ Step = TypeVar("Step")
 
 
 class Migration(NamedTuple, Generic[Step]):
+    """A numbered step."""
+
     number: int
     name: str
-    step: Step  # what is to be done: a script, or a function of the server
+    step: Step  # a script, or a function of the server
 
     @property
     def label(self) -> str:
-        """For people: `0002 via`."""
+        """Return number and name, for people: `0002 via`."""
         return f"{self.number:04} {self.name}"

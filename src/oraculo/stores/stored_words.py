@@ -1,7 +1,8 @@
-"""The words that a store wrote (a status, a cause, what happened, a way of delivery), read back. Tables: an enum's own
-reading takes several times as long, and is needed for every task of every run that is loaded.
+"""The enum values that stores write (status, cause, event, channel), read back through dicts.
 
-Whoever adds, renames or removes one gives every store a new number: see tests/stores/test_stored_words.py."""
+An enum's own lookup takes several times as long, and each task of each loaded run needs it. A change of a word needs a
+new layout number in every store: see tests/stores/test_stored_words.py.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Never, TypeVar
@@ -16,6 +17,8 @@ Meant = TypeVar("Meant")
 
 
 class _Words(dict[str | None, Meant]):
+    """The members of an enum by their stored word."""
+
     def __init__(self, what: str, known: Mapping[str | None, Meant]) -> None:
         super().__init__(known)
         self._what = what
@@ -33,14 +36,13 @@ DELIVERY_STATUS = _Words("the status of a delivery", {status.value: status for s
 
 
 def deliveries_of(stored: Sequence[Mapping[str, Any]]) -> list[Delivery]:
-    """Of their fields by name: msgspec would say of a word only that it is invalid."""
+    """Read deliveries field by field, because msgspec's error would not name an unknown word."""
     for delivery in stored:
         _ = CHANNEL[delivery["channel"]], DELIVERY_STATUS[delivery["status"]]
     return msgspec.convert(stored, list[Delivery])
 
 
 def census_of(rows: Iterable[Sequence[Any]]) -> dict[RunStatus, int]:
-    """Of each status and how many have it; where there are none, there is no row. Those of a status that only a newer
-    version knows are left out: what counts the runs is not to fail for one of them."""
+    """Return the number of runs in each status. A status that only a newer version knows is left out."""
     known = {RUN_STATUS[status]: count for status, count in rows if status in RUN_STATUS}
     return dict.fromkeys(RunStatus, 0) | known

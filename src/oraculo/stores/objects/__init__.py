@@ -1,4 +1,4 @@
-"""Large results: in a folder, or wherever fsspec reaches."""
+"""Result stores: a folder, or anything that fsspec reaches."""
 
 from oraculo.stores.objects.folder import FolderObjects
 from oraculo.stores.objects.remote import RemoteObjects

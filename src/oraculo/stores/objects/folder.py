@@ -1,11 +1,11 @@
-"""Large results as files of a folder. What `put` returned from is there after a power cut.
+"""Large results as files of a folder. A result survives a power cut once `put` has returned.
 
-    installation                                       whose folder it is
-    <shard>/<hash of the run's id>/run                 the run's id
-    <shard>/<hash of the run's id>/<task>-<hash>.json  a result
+  installation                                       the installation that owns the folder
+  <shard>/<hash of the run's id>/run                 the run's id
+  <shard>/<hash of the run's id>/<task>-<hash>.json  a result
 
-A file gets its name only when all of it is on the disk, so whatever has a name is whole. A folder that many share is
-used only while it says whose it is: else what is seen may be the empty place where it is mounted, and it is away.
+A file gets its name only when it is whole on the disk. A shared folder is used only while it contains its owner's name:
+otherwise this may be the empty directory where the real one should be mounted.
 """
 
 import os
@@ -21,22 +21,24 @@ from oraculo.errors import ObjectLost, ObjectsUnavailable
 from oraculo.ports.objects import RunFolder
 from oraculo.stores.objects.threads import Threads
 
-_ABANDONED = 3600.0  # seconds after which what a crash left in the middle of a deletion is nobody's
+_ABANDONED = 3600.0  # seconds after which the rest of an interrupted deletion is removed
 
 
 class FolderObjects:
+    """A result store in a folder."""
+
     name = "folder"
 
     def __init__(self, root: str | Path, *, is_own: bool = False) -> None:
-        """`is_own`: its name is that of one store's file, and nobody else's."""
+        """Use `root`. `is_own` means that its name belongs to one store's file, so nobody else uses it."""
         self._root = Path(root).absolute()
         self._is_own = is_own
-        self._was_claimed = False  # as far as is known here: then one without a claim is another folder
+        self._was_claimed = False  # this process saw the claim: without it, the folder is another one
         self._threads = Threads()
 
     @property
     def shared_place(self) -> str | None:
-        return None if self._is_own else os.path.normpath(self._root)  # without a look, which may hang
+        return None if self._is_own else os.path.normpath(self._root)  # without touching the disk, which may hang
 
     async def put(self, run_id: str, key: str, body: bytes) -> None:
         await self._threads.call(self._put, run_id, self._root / key, body)
@@ -74,7 +76,7 @@ class FolderObjects:
                 try:
                     self._put_once(run_id, path, body)
                     return
-                except FileNotFoundError:  # the folder was an ended run's with the same id, and was just deleted
+                except FileNotFoundError:  # the folder of an ended run with the same id was just deleted
                     if is_last_try:
                         raise
 
@@ -85,10 +87,10 @@ class FolderObjects:
         owner = folder / OWNER
         if not owner.exists():
             _write(owner, run_id.encode(errors="surrogatepass"))
-        if path.exists():  # the name holds the content's hash; it counts as put now, for whoever cleans up
+        if path.exists():  # the same content, by its hash; it counts as written now, for retention
             os.utime(folder)
             _sync_folder(folder)
-            if not path.exists():  # it was deleted just before that, and another put has made the folder anew
+            if not path.exists():  # it was just deleted, and another put has created the folder again
                 raise FileNotFoundError(path)
         else:
             _write(path, body)
@@ -125,11 +127,11 @@ class FolderObjects:
         with _translated(self._root):
             if self._was_claimed:
                 self._must_be_there()
-            if not path.exists() or not path.stat().st_size:  # an empty one is whose it is to be
+            if not path.exists() or not path.stat().st_size:  # an empty file is no claim
                 _make_folder(self._root)
                 _write(path, installation.encode())
             found = path.read_bytes().decode(errors="replace")
-            self._was_claimed |= found == installation  # another's may be deleted, as `claim_fault` advises
+            self._was_claimed |= found == installation  # another's claim may be deleted, as `claim_fault` advises
             return found
 
     def _must_be_there(self) -> None:
@@ -141,7 +143,7 @@ class FolderObjects:
             )
 
     def _delete(self, folder: Path, written_before: float) -> bool:
-        """It is moved out of the way first, so that nobody can put something into what is being deleted."""
+        """Delete a folder. It is moved away first, so that nobody puts something into it meanwhile."""
         with _translated(folder):
             try:
                 if folder.stat().st_mtime >= written_before:
@@ -150,7 +152,7 @@ class FolderObjects:
                 folder.rename(doomed)
             except FileNotFoundError:
                 return False
-            if doomed.stat().st_mtime >= written_before:  # something was put there a moment ago
+            if doomed.stat().st_mtime >= written_before:  # something was just put there
                 folder.mkdir(exist_ok=True)
                 for file in doomed.iterdir():
                     file.replace(folder / file.name)
@@ -160,7 +162,7 @@ class FolderObjects:
             return True
 
     def _check(self) -> str:
-        """A folder that is not there yet is not made by looking at it."""
+        """Return where results are kept. A missing folder is not created."""
         with _translated(self._root):
             if self._was_claimed:
                 self._must_be_there()
@@ -179,7 +181,7 @@ def _translated(path: Path) -> Iterator[None]:
 
 
 def _is_there(path: Path) -> bool:
-    """Unlike `Path.exists`, of which it depends on the Python whether one that cannot be looked at is not there."""
+    """Return True when the path exists. Unlike `Path.exists`, it raises on every Python when it cannot look."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -188,7 +190,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _make_folder(folder: Path) -> None:
-    """A name is on the disk when the folder that holds it is, so each new one's parent is synced."""
+    """Create a folder and sync its parent, so that its name is on the disk."""
     missing = [folder, *(parent for parent in folder.parents if not parent.exists())]
     folder.mkdir(parents=True, exist_ok=True)
     for made in reversed(missing):

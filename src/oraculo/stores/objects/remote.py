@@ -1,7 +1,7 @@
-"""Large results wherever fsspec reaches: S3 and what speaks its language, Google, Azure, SFTP, …
+"""Large results in anything that fsspec reaches: S3 and its like, Google, Azure, SFTP, …
 
-The URL's query holds options of the file system, as `s3://bucket/prefix?endpoint_url=http://minio:9000`; credentials
-come from where the file system's own package looks for them.
+The URL's query holds options of the file system: `s3://bucket/prefix?endpoint_url=http://minio:9000`. Each file
+system's package finds the credentials in its own way.
 """
 
 import threading
@@ -19,26 +19,28 @@ from oraculo.ports.objects import RunFolder
 from oraculo.settings.urls import redacted, without_secrets
 from oraculo.stores.objects.threads import Threads
 
-# A bucket is not made in silence, and its folders are only part of a name.
+# A bucket is never created silently, and its folders are only parts of names.
 _BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "obs"})
 _PATIENCE: dict[str, dict[str, Any]] = {
     "s3": {"config_kwargs": {"connect_timeout": 5, "read_timeout": 10, "retries": {"max_attempts": 2}}}
 }
-_CHECKED_FOR = 30.0  # seconds in which a check that went well is not made again
-# No folder is deleted that was written in the last hour: as long as that, an owner that was put is there.
+_CHECKED_FOR = 30.0  # seconds for which a good check counts
+# A folder written in the last hour is never deleted, so for that long the owner does not have to be put again.
 _MARKED_FOR = 1800.0
 _MOST_MARKED = 10_000
 _CHECK = "oraculo-check"
 
 
 class RemoteObjects:
+    """A result store behind fsspec."""
+
     def __init__(self, url: str) -> None:
-        """Raises ImportError when a package is missing, ValueError for a URL that fsspec does not know."""
-        from fsspec.core import url_to_fs  # here, so that nobody needs it who keeps large results in a folder
+        """Read the URL. Raises ImportError when a package is missing, and ValueError when the URL is unknown."""
+        from fsspec.core import url_to_fs  # imported here, because a folder needs no fsspec
 
         place, _, query = url.partition("?")
         self.name = place.partition(":")[0].lower()
-        self.shared_place = place  # another place has another name; it may hold a password, and is shown to nobody
+        self.shared_place = place  # it may hold a password, so nothing shows it
         self._shown = redacted(place)
         self._url = url
         options = _PATIENCE.get(self.name, {}) | dict(parse_qsl(query))
@@ -46,7 +48,7 @@ class RemoteObjects:
         self._root = str(root).rstrip("/")
         self._threads = Threads()
         self._lock = threading.Lock()
-        self._marked: OrderedDict[str, float] = OrderedDict()  # folders whose owner was put, and when
+        self._marked: OrderedDict[str, float] = OrderedDict()  # folder -> when its owner was put
         self._checked_at: float | None = None
 
     async def put(self, run_id: str, key: str, body: bytes) -> None:
@@ -68,15 +70,18 @@ class RemoteObjects:
         return await self._threads.call(self._delete, folder, written_before)
 
     async def claim(self, installation: str, *, was_claimed: bool = False) -> str:
-        """A bucket is never the empty place of another: one without a claim was emptied, and is claimed anew."""
+        """Return the owner. A bucket without one was emptied, and is claimed again.
+
+        Unlike a folder, a bucket is never the empty directory of something that is not mounted.
+        """
         try:
             return (await self.get(CLAIM)).decode(errors="replace")
         except ObjectLost:
             await self._threads.call(self._put_claim, installation)
-        return (await self.get(CLAIM)).decode(errors="replace")  # two may have claimed it at once
+        return (await self.get(CLAIM)).decode(errors="replace")  # another may have claimed it at the same time
 
     async def check(self) -> str:
-        """By writing and reading something small."""
+        """Return where results are kept, once a small object was written and read."""
         if self._checked_at is None or time.monotonic() - self._checked_at > _CHECKED_FOR:
             await self._threads.call(self._prove)
             self._checked_at = time.monotonic()
@@ -129,7 +134,7 @@ class RemoteObjects:
                 ) from None
 
     def _must_be_there(self) -> None:
-        """Of a bucket that is missing each object is said to be missing, too."""
+        """Raise ObjectsUnavailable when the bucket is missing, because its objects would only seem to be missing."""
         try:
             self._fs.cat_file(self._path(CLAIM))
         except FileNotFoundError:
@@ -155,7 +160,7 @@ class RemoteObjects:
             results = [path for path, _ in files if path.rpartition("/")[2] != OWNER]
             if results:
                 self._fs.rm(results)
-            self._fs.rm(owner)  # last: a folder with something in it must say whose it is
+            self._fs.rm(owner)  # last, because a folder that is not empty needs its owner
             if self.name not in _BUCKETS:
                 with suppress(Exception):
                     self._fs.rmdir(self._path(folder))
@@ -170,13 +175,13 @@ class RemoteObjects:
         return [(path, self._written_at(path, info)) for path, info in found.items()]
 
     def _written_at(self, path: str, info: dict[str, Any]) -> float:
-        """Each file system has its own name for it."""
+        """Return the time of the last change. Each file system names it differently."""
         for name in ("LastModified", "last_modified", "mtime", "created", "updated"):
             if (moment := _seconds(info.get(name))) is not None:
                 return moment
         moment = _seconds(self._fs.modified(path))
         if moment is None:
-            raise ObjectsError(f"{self.name} does not tell when {without_secrets(path, self._url)} was written")
+            raise ObjectsError(f"{self.name} does not say when {without_secrets(path, self._url)} was written")
         return moment
 
     def _prove(self) -> None:
@@ -190,15 +195,14 @@ class RemoteObjects:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Each package has errors of its own: but for a missing object, which is told apart before, all are taken to be
-        worth another try."""
+        """Raise the errors of any package as ObjectsUnavailable. Missing objects are handled before."""
         try:
             yield
         except ObjectsError:
             raise
         except Exception as error:
-            told = without_secrets(str(error), self._url)
-            raise ObjectsUnavailable(f"{self._shown}: {type(error).__name__}: {told}") from error
+            reason = without_secrets(str(error), self._url)
+            raise ObjectsUnavailable(f"{self._shown}: {type(error).__name__}: {reason}") from error
 
 
 def _seconds(moment: object) -> float | None:

@@ -1,4 +1,4 @@
-"""File systems block: they are called in threads of their own, so that a slow one keeps nobody else waiting."""
+"""Threads for blocking file systems, so that a slow one blocks nothing else."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,7 @@ _AT_ONCE = 8
 
 
 class Threads:
-    """Made when they are first needed: most processes never have a large result."""
+    """A pool that is created at its first use: most processes never have a large result."""
 
     def __init__(self) -> None:
         self._executor: ThreadPoolExecutor | None = None

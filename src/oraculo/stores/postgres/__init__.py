@@ -1,4 +1,4 @@
-"""Runs in PostgreSQL: for several engines at once."""
+"""A store in PostgreSQL, for several engines at once."""
 
 from oraculo.stores.postgres.store import PostgresStore
 

@@ -1,5 +1,7 @@
-"""Where the server is. asyncpg reads the URL, as libpq does; only its hosts are tried one by one here, so that one that
-is silent does not take the time of the others."""
+"""The address of the server. asyncpg reads the URL as libpq does, and this file tries its hosts one by one.
+
+Each host gets a part of the time, so that a silent one leaves some to the others.
+"""
 
 import asyncio
 import os
@@ -19,38 +21,41 @@ from oraculo.stores.postgres.faults import translated
 OLDEST_SERVER = 13
 _FILES = ("sslrootcert", "sslcrl", "sslcert", "sslkey")
 
-Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"  # generic for the type checker alone
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"  # generic only for the type checker
 
 
 class Address:
-    """One server, or several of which one is the primary, and how long it may take."""
+    """One server, or several of which one is the primary."""
 
     def __init__(self, url: str, *, connect_timeout: float, call_timeout: float) -> None:
-        self._hosts = _each_host(url)  # the one that worked last comes first
+        self._hosts = _each_host(url)  # the one that worked last is first
         self._connect_timeout = connect_timeout
         self.call_timeout = call_timeout
         self.place = place_of(url)
         self._took_us = False
-        self._turns = Counter[str]()  # of each host's addresses
+        self._turns = Counter[str]()  # host -> how many of its addresses were silent
 
     @property
     def first(self) -> str:
-        """The host that is tried first: after `connect`, the one that took us."""
+        """Return the host that is tried first: after `connect`, the one that accepted."""
         return self._hosts[0]
 
     def pass_by(self, host: str) -> None:
-        """It lets us in and takes nothing, as a standby does: the others come first."""
+        """Try this host last from now on: it accepts connections and no writes, as a standby does."""
         if host == self.first:
             self._hosts = [*self._hosts[1:], host]
 
     async def connect(self, session: str) -> Connection:
-        """Raises StoreUnavailable with the trouble of each host, or, as long as none ever took us, StoreError when none
-        will ever do: one that did may again, whatever is wrong now (its certificate, say, or a file of ours)."""
+        """Return a connection. Raises StoreUnavailable with the trouble of each host.
+
+        Raises StoreError when no host ever accepted and no host will. A host that accepted once may do so again,
+        whatever is wrong now: its certificate, or a file of ours.
+        """
         ends = asyncio.get_running_loop().time() + self._connect_timeout
         troubles: dict[str, StoreError] = {}
         connection = await self._tried(self._hosts, session, ends, troubles)
         silent = [host for host, trouble in troubles.items() if isinstance(trouble.__cause__, TimeoutError)]
-        if connection is None and 0 < len(silent) < len(troubles):  # the others have left some of their time
+        if connection is None and 0 < len(silent) < len(troubles):  # the others left some of their time
             connection = await self._tried(silent, session, ends, troubles)
         if connection is None:
             raise _together(list(troubles.values()), may_pass=self._took_us)
@@ -66,8 +71,8 @@ class Address:
                 connection = await _connect(host, session, seconds, turn)
             except StoreError as trouble:
                 troubles[host] = trouble
-                was_silent = isinstance(trouble.__cause__, TimeoutError)  # what refuses is passed by without us
-                self._turns[host] = turn + 1 if was_silent else 0  # once, though several have tried this one
+                was_silent = isinstance(trouble.__cause__, TimeoutError)  # asyncpg itself skips an address that refuses
+                self._turns[host] = turn + 1 if was_silent else 0  # counted once, even if several callers tried it
             else:
                 self._hosts = [host, *(other for other in self._hosts if other != host)]
                 self._took_us = True
@@ -80,7 +85,7 @@ def version_of(connection: Connection) -> str:
 
 
 def place_of(url: str) -> str:
-    """`host:port/database`, for people: nothing of a password, though it was not percent-encoded."""
+    """Return `host:port/database` without any part of the password, even of one that is not percent-encoded."""
     host, slash, database = redacted(url).partition("://")[2].rpartition("@")[2].partition("/")
     return f"{unquote(host) or ':'.join(_host_in_query(url)) or 'localhost'}{slash}{database}"
 
@@ -89,8 +94,8 @@ def place_of(url: str) -> str:
 
 
 def _each_host(url: str) -> list[str]:
-    """The same URL for each of its hosts, which stand before the path or in the query."""
-    if "," in os.environ.get("PGPORT", ""):  # asyncpg knows which of them is whose
+    """Return the URL once for each of its hosts, which are before the path or in the query."""
+    if "," in os.environ.get("PGPORT", ""):  # asyncpg pairs hosts and ports
         return [url]
     if any(hosts_of(url)):
         return list(node_urls(url))
@@ -103,7 +108,7 @@ def _each_host(url: str) -> list[str]:
 
 
 def _host_in_query(url: str) -> list[str]:
-    """And its port, if it has one there."""
+    """Return the host in the query, with its port if the query has one."""
     parameters = _parameters(url)
     return [parameters[name] for name in ("host", "port") if name in parameters and "host" in parameters]
 
@@ -119,11 +124,11 @@ def _with_parameters(url: str, **parameters: str) -> str:
 def _together(troubles: list[StoreError], *, may_pass: bool) -> StoreError:
     if len(troubles) == 1 and (isinstance(troubles[0], StoreUnavailable) or not may_pass):
         return troubles[0]
-    told = "; ".join(map(str, troubles))
+    reasons = "; ".join(map(str, troubles))
     if all(isinstance(trouble, StoreRefuses) for trouble in troubles):
-        return StoreRefuses(told)
+        return StoreRefuses(reasons)
     may_pass = may_pass or any(isinstance(trouble, StoreUnavailable) for trouble in troubles)
-    return StoreUnavailable(told) if may_pass else StoreError(told)
+    return StoreUnavailable(reasons) if may_pass else StoreError(reasons)
 
 
 # -- one of them -----------------------------------------------------------------------------------------------------
@@ -133,7 +138,7 @@ async def _connect(url: str, session: str, seconds: float, turn: int) -> Connect
     place = place_of(url)
     with translated(place):
         async with asyncio.timeout(seconds):
-            with _told_better(url, place):
+            with _clearer_errors(url, place):
                 where = await _where(url, turn)
                 connection: Connection = await asyncpg.connect(url, server_settings=_server_settings(url), **where)
             try:
@@ -146,16 +151,18 @@ async def _connect(url: str, session: str, seconds: float, turn: int) -> Connect
 
 
 async def _where(url: str, turn: int) -> dict[str, Any]:
-    """By the name in the URL, and when that failed by each of its addresses in turn, if it has several: asyncpg begins
-    with the first every time, and one that says nothing takes all the time. Only by its name where the certificate must
-    have it."""
+    """Return the address to connect to.
+
+    After a failure by name, each address of the host gets its turn. asyncpg always begins with the first, and a silent
+    one would take all the time. A certificate that must match the name needs the name.
+    """
     first, *others = hosts_of(url)
     name, _, port = unquote(first).partition(":")
     mode = _parameters(url).get("sslmode") or os.environ.get("PGSSLMODE")
     if not turn or others or not name or name[0] in "/[" or mode == "verify-full":
         return {}
     found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    addresses = sorted({address[0] for *_, address in found})  # for a resolver may turn them, each time
+    addresses = sorted({address[0] for *_, address in found})  # sorted, because a resolver may rotate them
     number = turn % (len(addresses) + 1)
     if len(addresses) == 1 or number == 0:
         return {}
@@ -167,8 +174,8 @@ def _server_settings(url: str) -> dict[str, str]:
 
 
 @contextmanager
-def _told_better(url: str, place: str) -> Iterator[None]:
-    """What asyncpg says in words that name no file, or that quote a URL, and with it half a password."""
+def _clearer_errors(url: str, place: str) -> Iterator[None]:
+    """Raise errors that name the file that is missing, and that quote no part of a URL."""
     try:
         yield
     except asyncpg.TargetServerAttributeNotMatched as error:
@@ -176,7 +183,7 @@ def _told_better(url: str, place: str) -> Iterator[None]:
     except (FileNotFoundError, PermissionError) as error:
         raise StoreUnavailable(f"PostgreSQL at {place}: {error.strerror}{_unread_file(url)}") from error
     except ValueError as error:
-        if isinstance(error, asyncpg.InterfaceError | OSError):  # an option, a certificate
+        if isinstance(error, asyncpg.InterfaceError | OSError):  # a bad option or certificate
             raise
         raise StoreError(
             f"the URL of PostgreSQL at {place} cannot be read; what is odd in a password must be percent-encoded"
@@ -184,7 +191,7 @@ def _told_better(url: str, place: str) -> Iterator[None]:
 
 
 def _unread_file(url: str) -> str:
-    """Of those that the URL names, and libpq's variables."""
+    """Return the first file that cannot be read, of those in the URL and in libpq's variables."""
     given = _parameters(url)
     files = [given.get(name) or os.environ.get(f"PG{name.upper()}") for name in _FILES]
     if unread := [file for file in files if file and not os.access(file, os.R_OK)]:

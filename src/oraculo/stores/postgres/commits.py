@@ -1,8 +1,7 @@
 """Commits on their way to the server.
 
-Commits that arrive while one is being written are written together, in one transaction and one round trip: the server
-syncs its disk once for all of them. A large group goes in slices, in one transaction all the same, so that no
-statement is larger than SLICE_BYTES (and a row).
+Commits that arrive during a write are written together next, in one transaction and one round trip, so that the server
+syncs its disk once for all. A large group is sent in slices of SLICE_BYTES, still in one transaction.
 """
 
 import asyncio
@@ -18,7 +17,7 @@ from oraculo.ports.store import Committed, Created, CreationOutcome
 from oraculo.stores.postgres.address import Connection
 from oraculo.stores.postgres.connections import QUERIES, Lane
 from oraculo.stores.postgres.faults import Clash
-from oraculo.stores.postgres.rows import ROW_BYTES, Birth, Row, Update, Write
+from oraculo.stores.postgres.rows import ROW_BYTES, Insert, Row, Update, Write
 from oraculo.stores.sql.jobs import CommitQueue, Job
 
 GROUP_BYTES = 8 * 1024 * 1024
@@ -27,7 +26,7 @@ MOST_CLASHES = 5
 CLASH_PAUSE = 0.02
 MOST_OFFERS = 5
 
-PostgresJob = Job[Birth, Update]
+PostgresJob = Job[Insert, Update]
 
 
 def queue_to(lane: Lane) -> CommitQueue[PostgresJob]:
@@ -35,20 +34,20 @@ def queue_to(lane: Lane) -> CommitQueue[PostgresJob]:
 
 
 def _next_group(waiting: deque[PostgresJob]) -> Iterator[PostgresJob]:
-    """As many as fit. A second change of a run waits for the next group: it builds on the first one's version."""
+    """Yield as many jobs as fit. A second change of a run waits for the next group, which has the new version."""
     size = 0
     runs: set[str] = set()
     while waiting and size < GROUP_BYTES:
         job = waiting[0]
         if any(update.run_id in runs for update in job.updates):
             return
-        runs.update(write.run_id for write in chain(job.births, job.updates))
+        runs.update(write.run_id for write in chain(job.inserts, job.updates))
         size += job.size
         yield waiting.popleft()
 
 
 async def _write_group(lane: Lane, group: Sequence[PostgresJob]) -> None:
-    """All together; if that is refused, each by itself, so that a bad one does not sink the others."""
+    """Write all jobs together. If that is refused, write each alone, so that a bad one does not stop the others."""
     try:
         outcomes = await _write_together(lane, group)
     except StoreError as error:
@@ -73,108 +72,107 @@ async def _write_together(lane: Lane, group: Sequence[PostgresJob]) -> list[Comm
         except Clash:
             if clashes + 1 == MOST_CLASHES:
                 raise
-            await asyncio.sleep(CLASH_PAUSE * clashes)  # the other one first
+            await asyncio.sleep(CLASH_PAUSE * clashes)  # the other transaction goes first
     return [ledger.outcome_of(job) for job in group]
 
 
 class Ledger:
-    """What became of each write of a group."""
+    """The outcome of each write of a group."""
 
     def __init__(self, group: Sequence[PostgresJob]) -> None:
-        self._births = [birth for job in group for birth in job.births]
-        # By id, so that two engines that change the same runs wait for each other in one order.
+        self._inserts = [insert for job in group for insert in job.inserts]
+        # Sorted by id, so that two engines that change the same runs lock them in one order.
         self._updates = sorted((update for job in group for update in job.updates), key=lambda update: update.run_id)
-        self._created: dict[Birth, Created] = {}
+        self._created: dict[Insert, Created] = {}
         self._conflicts: set[str] = set()
 
     def outcome_of(self, job: PostgresJob) -> Committed:
-        created = [self._created[birth] for birth in job.births]
+        created = [self._created[insert] for insert in job.inserts]
         return Committed(created, frozenset(u.run_id for u in job.updates if u.run_id in self._conflicts))
 
     async def write(self, connection: Connection) -> None:
-        """Offers everything; then finds out what was in the way of the creations that were not taken, and offers those
-        again that nothing is in the way of any more."""
+        """Write everything. For new runs that were not taken, find the run in the way, or try again if it is gone."""
         for _ in range(MOST_OFFERS):
             await self._offer(connection)
-            if not self._births:
+            if not self._inserts:
                 return
             await self._find_in_the_way(connection)
-            if not self._births:
+            if not self._inserts:
                 return
         raise StoreUnavailable("creations with one id or one idempotency key are in each other's way")
 
     async def _offer(self, connection: Connection) -> None:
-        births, updates = list(_without_repeats(self._births)), self._updates
-        numbers = await _write(connection, births, updates)
-        for number, birth in zip(numbers, births, strict=False):
+        inserts, updates = list(_without_repeats(self._inserts)), self._updates
+        numbers = await _write(connection, inserts, updates)
+        for number, insert in zip(numbers, inserts, strict=False):
             if number:
-                self._created[birth] = Created(CreationOutcome.CREATED, birth.run_id)
-        for number, update in zip(numbers[len(births) :], updates, strict=True):
+                self._created[insert] = Created(CreationOutcome.CREATED, insert.run_id)
+        for number, update in zip(numbers[len(inserts) :], updates, strict=True):
             if not number:
                 self._conflicts.add(update.run_id)
         self._updates = []
-        self._births = [birth for birth in self._births if birth not in self._created]
+        self._inserts = [insert for insert in self._inserts if insert not in self._created]
 
     async def _find_in_the_way(self, connection: Connection) -> None:
-        ids = [birth.run_id for birth in self._births]
-        keys = [birth.key for birth in self._births if birth.key is not None]
+        ids = [insert.run_id for insert in self._inserts]
+        keys = [insert.key for insert in self._inserts if insert.key is not None]
         found = await connection.fetch(QUERIES["in_the_way"], ids, keys)
         by_id = {row["id"]: row for row in found}
         by_key = {row["idempotency_key"]: row for row in found}
-        for birth in self._births:
-            if birth.key is not None and (row := by_key.get(birth.key)):
-                self._created[birth] = _again(birth, row, CreationOutcome.KEY_REUSED)
-            elif row := by_id.get(birth.run_id):
-                self._created[birth] = _again(birth, row, CreationOutcome.ID_IN_USE)
-        self._births = [birth for birth in self._births if birth not in self._created]
+        for insert in self._inserts:
+            if insert.key is not None and (row := by_key.get(insert.key)):
+                self._created[insert] = _again(insert, row, CreationOutcome.KEY_REUSED)
+            elif row := by_id.get(insert.run_id):
+                self._created[insert] = _again(insert, row, CreationOutcome.ID_IN_USE)
+        self._inserts = [insert for insert in self._inserts if insert not in self._created]
 
 
-def _again(birth: Birth, row: Any, otherwise: CreationOutcome) -> Created:
-    return Created(CreationOutcome.SAME if row["fingerprint"] == birth.fingerprint else otherwise, row["id"])
+def _again(insert: Insert, row: Any, otherwise: CreationOutcome) -> Created:
+    return Created(CreationOutcome.SAME if row["fingerprint"] == insert.fingerprint else otherwise, row["id"])
 
 
-def _without_repeats(births: Iterable[Birth]) -> Iterator[Birth]:
-    """The first of those with one id or one key: what becomes of the others depends on it."""
+def _without_repeats(inserts: Iterable[Insert]) -> Iterator[Insert]:
+    """Yield the first new run of each id and key: the outcome of the others depends on it."""
     ids: set[str] = set()
     keys: set[str | None] = set()
-    for birth in births:
-        if birth.run_id in ids or (birth.key is not None and birth.key in keys):
+    for insert in inserts:
+        if insert.run_id in ids or (insert.key is not None and insert.key in keys):
             continue
-        ids.add(birth.run_id)
-        keys.add(birth.key)
-        yield birth
+        ids.add(insert.run_id)
+        keys.add(insert.key)
+        yield insert
 
 
 # -- one transaction ------------------------------------------------------------------------------------------------
 
 
-async def _write(connection: Connection, births: Sequence[Birth], updates: Sequence[Update]) -> list[int]:
-    """The number of each run, births first; 0 where nothing was written."""
-    if sum(write.size for write in chain(births, updates)) > SLICE_BYTES:
+async def _write(connection: Connection, inserts: Sequence[Insert], updates: Sequence[Update]) -> list[int]:
+    """Return the number of each run, new ones first, and 0 where nothing was written."""
+    if sum(write.size for write in chain(inserts, updates)) > SLICE_BYTES:
         async with connection.transaction():
-            return await _write_in_slices(connection, births, updates)
+            return await _write_in_slices(connection, inserts, updates)
     numbers: list[int] = await connection.fetchval(
         QUERIES["commit"],
-        _placed_heads(births, 1),
-        _placed_heads(updates, 1 + len(births)),
-        _placed_tasks(births, 1),
-        _placed_tasks(updates, 1 + len(births)),
-        _placed_history(chain(births, updates)),
+        _placed_heads(inserts, 1),
+        _placed_heads(updates, 1 + len(inserts)),
+        _placed_tasks(inserts, 1),
+        _placed_tasks(updates, 1 + len(inserts)),
+        _placed_history(chain(inserts, updates)),
     )
     return numbers
 
 
-async def _write_in_slices(connection: Connection, births: Sequence[Birth], updates: Sequence[Update]) -> list[int]:
+async def _write_in_slices(connection: Connection, inserts: Sequence[Insert], updates: Sequence[Update]) -> list[int]:
     numbers: list[int] = []
-    for some in slices(births, lambda birth: _size_of(birth.head), SLICE_BYTES):
+    for some in slices(inserts, lambda insert: _size_of(insert.head), SLICE_BYTES):
         numbers += await connection.fetchval(QUERIES["write_heads"], _placed_heads(some, 1), [])
     for others in slices(updates, lambda update: _size_of(update.head), SLICE_BYTES):
         numbers += await connection.fetchval(QUERIES["write_heads"], [], _placed_heads(others, 1))
-    for rows in slices(_placed_tasks(births, 1), _size_of, SLICE_BYTES):
+    for rows in slices(_placed_tasks(inserts, 1), _size_of, SLICE_BYTES):
         await connection.fetchval(QUERIES["write_rows"], numbers, rows, [], [])
-    for rows in slices(_placed_tasks(updates, 1 + len(births)), _size_of, SLICE_BYTES):
+    for rows in slices(_placed_tasks(updates, 1 + len(inserts)), _size_of, SLICE_BYTES):
         await connection.fetchval(QUERIES["write_rows"], numbers, [], rows, [])
-    for rows in slices(_placed_history(chain(births, updates)), _size_of, SLICE_BYTES):
+    for rows in slices(_placed_history(chain(inserts, updates)), _size_of, SLICE_BYTES):
         await connection.fetchval(QUERIES["write_rows"], numbers, [], [], rows)
     return numbers
 

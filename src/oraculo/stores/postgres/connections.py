@@ -1,4 +1,4 @@
-"""A connection of its own for each kind of work, so that none waits for another's."""
+"""Connections: one for each kind of work, so that none waits for another."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 class Lane:
-    """One connection, used by one caller at a time. It is made when it is first needed and after it was lost."""
+    """One connection, used by one caller at a time. It is made at its first use, and again after a loss."""
 
     def __init__(self, address: Address, *, engine_reads: bool = False) -> None:
         self._address = address
@@ -33,8 +33,10 @@ class Lane:
         return self._address.place
 
     async def run(self, work: Callable[[Connection], Awaitable[Result]], *, statements: int = 1) -> Result:
-        """`statements`: how many it is made of, each of which has its time. The work goes on when the caller gives up:
-        an answer to it is on the way."""
+        """Run `work` on the connection. Each of its `statements` has its own time limit.
+
+        It goes on when the caller gives up, because its reply is on the way.
+        """
         task = asyncio.ensure_future(self._run(work, statements))
         self._at_work.add(task)
         task.add_done_callback(self._forget)
@@ -43,7 +45,7 @@ class Lane:
     def _forget(self, task: "asyncio.Task[Any]") -> None:
         self._at_work.discard(task)
         if not task.cancelled():
-            task.exception()  # its caller may be gone
+            task.exception()  # mark as retrieved: the caller may be gone
 
     async def _run(self, work: Callable[[Connection], Awaitable[Result]], statements: int) -> Result:
         async with self._own_turn():
@@ -82,7 +84,7 @@ class Lane:
             self._drop()
             raise
         except (StoreUnavailable, asyncio.CancelledError):
-            self._drop()  # nobody knows what it would answer next
+            self._drop()  # its next reply could belong to this call
             raise
 
     def _drop(self) -> None:
@@ -100,7 +102,9 @@ class Lane:
 
 
 def _limits(seconds: float) -> str:
-    """On the server too, so that it neither goes on with what nobody waits for nor keeps the locks of a client that is
-    frozen."""
+    """Return the SQL that sets time limits on the server.
+
+    There they also stop work that nobody waits for, and release the locks of a client that hangs.
+    """
     milliseconds = int(seconds * 1000)
     return f"SET statement_timeout = {milliseconds}; SET idle_in_transaction_session_timeout = {milliseconds}"

@@ -1,4 +1,4 @@
-"""The border: what PostgreSQL, asyncpg and the network raise becomes ours."""
+"""Translation of the errors of PostgreSQL, asyncpg and the network into ours."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,29 +8,29 @@ import msgspec
 
 from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
 
-# The kinds of SQLSTATE that speak of what was to be written. Everything else is the server's, its owner's or the
-# network's and may be mended while the engine waits: a right that was taken away, a table that is being restored.
+# Classes of SQLSTATE that concern what was written. Everything else concerns the server, its owner or the
+# network, and may be repaired while the engine waits: a revoked right, or a table that is being restored.
 _OF_THE_DATA = frozenset(
     {
-        "22",  # a value that cannot be
+        "22",  # an impossible value
         "23",  # a constraint
-        "54",  # too large for a limit of the server
+        "54",  # over a limit of the server
     }
 )
-# How a SQLSTATE begins that speaks of the server, its owner or whoever else uses it, and of no batch: nobody's is taken
-# until that is mended. What may come of too large a batch is not among them: no memory (53200), a limit (53400), and
-# that it was ended in the middle (57014, 57P01); nor that one of its rows is locked (55P03).
+# Beginnings of SQLSTATEs that concern the server, its owner or other users, and no batch: no commit is taken until that
+# is repaired. Those that a large batch may cause are left out: no memory (53200), a limit (53400), an ended statement
+# (57014, 57P01). So is a locked row (55P03).
 _REFUSALS = (
-    "25006",  # it is read-only
+    "25006",  # the server is read-only
     "28",  # the login
     "3D",  # no such database
     "3F",  # no such schema
     "42",  # a right, a table or a function that is missing
     "53100",  # its disk is full
     "53300",  # too many connections
-    "55000",  # closed to all
-    "55006",  # in use by another
-    "57P03",  # it is starting or stopping
+    "55000",  # not accepting connections
+    "55006",  # in use by another session
+    "57P03",  # starting or stopping
     "XX001",  # a table is damaged
     "XX002",  # an index is damaged
 )
@@ -47,11 +47,11 @@ _FOREIGN = (
 
 
 class Clash(StoreUnavailable):
-    """Two transactions were in each other's way, and nothing of this one was written: again, at once."""
+    """Two transactions blocked each other, and this one wrote nothing. Try again at once."""
 
 
 class Stale(StoreUnavailable):
-    """The connection had ended while nobody used it, and nothing was sent on it: again, at once, on another."""
+    """The connection ended while it was idle, and nothing was sent. Try again at once, on another."""
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def _ours(error: Exception, place: str) -> StoreError:
     state = getattr(error, "sqlstate", None)
     if state in _CLASHES:
         return Clash(text)
-    if isinstance(error, asyncpg.InternalClientError):  # it has read that the server ends it, and not yet that it did
+    if isinstance(error, asyncpg.InternalClientError):  # the server is closing this connection
         return Stale(text)
     if state is not None and state.startswith(_REFUSALS):
         return StoreRefuses(text)

@@ -1,7 +1,7 @@
 """The rows of the PostgreSQL store: a run's changes as rows of the types in 0002_commit.sql, and rows as a run.
 
-They are built before a commit waits for anything, because the engine goes on changing the run. Whole rows, not a list
-for each column: asyncpg encodes them three times as fast.
+Rows are built before a commit waits, because the engine goes on changing the run. asyncpg encodes whole rows three
+times as fast as a list for each column.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,14 +19,14 @@ Row = tuple[Any, ...]
 
 HEAD_COLUMNS = 24
 _NO_DELIVERIES = "[]"
-ROW_BYTES = 200  # of a row without its results and payloads, roughly
-BETWEEN = "\x1f"  # id and name, where they are searched; no id may hold it
+ROW_BYTES = 200  # rough size of a row without results and payloads
+BETWEEN = "\x1f"  # separates id and name in the searched text; no id holds it
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
 
 class Write:
-    """One run's part of a commit. The place of its rows, their first column, is known when a group is written."""
+    """One run's part of a commit. The first column of its rows is filled in when a group is written."""
 
     __slots__ = ("changes", "head", "history", "run_id", "size", "tasks", "version")
 
@@ -46,6 +46,8 @@ class Write:
 
 
 class Update(Write):
+    """The rows of a changed run."""
+
     __slots__ = ()
 
     def __init__(self, changes: Changes) -> None:
@@ -54,7 +56,9 @@ class Update(Write):
         super().__init__(changes, (head.id, *_changing_columns(head, version)), version)
 
 
-class Birth(Write):
+class Insert(Write):
+    """The rows of a new run."""
+
     __slots__ = ("fingerprint", "key")
 
     def __init__(self, creation: Creation) -> None:
@@ -136,7 +140,7 @@ def _history_row(entry: HistoryEntry) -> Row:
 
 
 def _without_nul(text: str | None) -> str | None:
-    """PostgreSQL's texts hold every character but NUL; a reason that came with one must not stop a commit."""
+    """Remove NUL, the one character that PostgreSQL's texts cannot hold: a reason with it must not stop a commit."""
     return text.replace("\0", "\N{SYMBOL FOR NULL}") if text is not None and "\0" in text else text
 
 
@@ -160,7 +164,7 @@ def entry_of(row: Sequence[Any]) -> HistoryEntry:
 
 
 def snapshots_of(rows: Iterable[Sequence[Any]]) -> dict[str, Snapshot]:
-    """From rows of tasks in any order, the first task of each run with the run before it."""
+    """Return runs from rows of tasks in any order. A run's first row also holds the run."""
     tasks: dict[int, list[Task]] = {}
     snapshots: list[Snapshot] = []
     for n, definition, payload, *columns in rows:

@@ -1,4 +1,4 @@
-"""The schema: looked at when the store is opened, brought up to date by `oraculo migrate`."""
+"""The schema: checked when the store is opened, and migrated by `oraculo migrate`."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from oraculo.stores.sql import migrations
 
 
 async def has_tables(connection: Connection, place: str) -> bool:
-    """Those of another version are refused, in words that say what to do."""
+    """Return True when the tables exist. Raises StoreError, which says what to do, when another version made them."""
     if not await connection.fetchval(QUERIES["has_schema"]):
         return False
     version, known = await connection.fetchval(QUERIES["schema"]), len(migrations("postgres"))
@@ -23,20 +23,20 @@ async def has_tables(connection: Connection, place: str) -> bool:
 
 
 def statements_of_an_empty_database() -> int:
-    """How many calls `migrate` makes of it: each may take the time of one."""
+    """Return how many calls `migrate` makes on an empty database, for its time limit."""
     around = 10  # BEGIN, no limit, the lock, the schema thrice, the migrations, the version, COMMIT, and one to spare
     return around + 2 * len(migrations("postgres"))
 
 
 async def migrate(connection: Connection, place: str) -> list[str]:
-    """All or nothing."""
+    """Migrate in one transaction, and return the steps that were done."""
     known = migrations("postgres")
     async with connection.transaction():
         await connection.execute(QUERIES["without_time_limit"])
         await connection.execute(QUERIES["lock_schema"])
         if not await connection.fetchval(QUERIES["stay_in_schema"]):
             await _require_schema(connection, place)
-            await connection.execute(QUERIES["make_migrations"])  # where it is, even asking takes the right to make it
+            await connection.execute(QUERIES["make_migrations"])  # IF NOT EXISTS needs the right to create, too
         version = await connection.fetchval(QUERIES["schema"])
         _refuse_newer(version, len(known), place)
         await _apply(connection, known[version:])
@@ -44,7 +44,7 @@ async def migrate(connection: Connection, place: str) -> list[str]:
 
 
 async def try_to_migrate(connection: Connection, place: str) -> None:
-    """Nothing is left of it."""
+    """Migrate and roll back."""
     trial = connection.transaction()
     await trial.start()
     try:
@@ -56,12 +56,12 @@ async def try_to_migrate(connection: Connection, place: str) -> None:
 async def require_rights(connection: Connection, place: str) -> None:
     missing = await connection.fetch(QUERIES["missing_rights"])
     if missing:
-        told = "; ".join(f"{rights} on {table}" for table, rights in missing)
-        raise StoreError(f"PostgreSQL at {place} does not give this user {told}: GRANT that")
+        needed = "; ".join(f"{rights} on {table}" for table, rights in missing)
+        raise StoreError(f"PostgreSQL at {place} does not give this user {needed}: GRANT that")
 
 
 async def _require_schema(connection: Connection, place: str) -> None:
-    """One to make the tables in; and none of them may be there, out of sight."""
+    """Raise StoreError unless there is a schema for the tables, and none of them is hidden in another."""
     schemas = await connection.fetch(QUERIES["schemas_in_path"])
     has_room = await connection.fetchval("SELECT current_schema()") is not None
     closed = [name for name, is_there, *_ in schemas if is_there and not has_room]

@@ -1,10 +1,10 @@
-"""Runs in PostgreSQL, for any number of engines at once.
+"""A store in PostgreSQL, for any number of engines at once.
 
-- A commit is one call of a function of the schema: one round trip, one transaction. Each run is written over the
-  version that it was decided on, and over no other.
-- Three connections: one for commits, one for what the engine reads, one for what people read, so that neither a long
-  list nor a long search holds up a commit or a timer.
-- Every call has its time. A connection that failed is thrown away, and the next call makes another.
+- A commit calls a function of the schema: one round trip, one transaction. A run is written only over the version that
+the change is based on.
+- There are three connections: for commits, for the engine's reads, and for people. So a long search holds up no commit
+and no timer.
+- Every call has a time limit. A connection that failed is closed, and the next call makes another.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from oraculo.stores.postgres.address import Address, Connection, version_of
 from oraculo.stores.postgres.commits import PostgresJob, queue_to
 from oraculo.stores.postgres.connections import QUERIES, Lane
 from oraculo.stores.postgres.faults import translated
-from oraculo.stores.postgres.rows import BETWEEN, Birth, Update, entry_of, head_of, searched, snapshots_of, task_of
+from oraculo.stores.postgres.rows import BETWEEN, Insert, Update, entry_of, head_of, searched, snapshots_of, task_of
 from oraculo.stores.postgres.schema import (
     has_tables,
     migrate,
@@ -35,15 +35,14 @@ from oraculo.stores.sql.cursor import make_cursor, read_cursor
 from oraculo.stores.sql.listing import one_list_a_status
 from oraculo.stores.stored_words import census_of
 
-PRUNED_TASKS = 5_000  # in one transaction, or a few more: commits go on between
-UPKEEP = 360  # times the limit of a call: for what goes over whole tables
+PRUNED_TASKS = 5_000  # about so many in one transaction; commits go on in between
+UPKEEP = 360  # times the limit of a call, for work on whole tables
 
 
 class PostgresStore:
-    """Keeps the contract of `ports.store.Storage`.
+    """The store of a URL as libpq has it: `postgresql://user:password@host:port/database?sslmode=…`.
 
-    `url`: `postgresql://user:password@host:port/database?sslmode=…`, as libpq has it. Several hosts, separated by
-    commas, with `target_session_attrs=read-write`, follow a fail-over.
+    Several hosts, separated by commas, with `target_session_attrs=read-write` follow a fail-over.
     """
 
     name = "postgresql"
@@ -59,7 +58,7 @@ class PostgresStore:
     # -- opening and closing ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """An empty database gets its tables."""
+        """Open the store. An empty database gets its tables."""
         if self._is_open:
             return
         place = self._address.place
@@ -83,7 +82,7 @@ class PostgresStore:
         if await self._writer.run(partial(has_tables, place=place)):
             await self._writer.run(partial(require_rights, place=place))
             return None
-        around = 2  # the transaction that is rolled back
+        around = 2  # BEGIN and ROLLBACK
         statements = statements_of_an_empty_database() + around
         await self._writer.run(partial(try_to_migrate, place=place), statements=statements)
         return await self._writer.run(_version_of)
@@ -112,11 +111,11 @@ class PostgresStore:
 
     async def commit(self, creations: Sequence[Creation], changes: Sequence[Changes]) -> Committed:
         self._lane(self._writer)
-        with translated(self._address.place):  # rows are built before the first await: the run may change after it
-            job = PostgresJob([Birth(creation) for creation in creations], [Update(change) for change in changes])
+        with translated(self._address.place):  # rows are built before the first await, because the run may change later
+            job = PostgresJob([Insert(creation) for creation in creations], [Update(change) for change in changes])
         return await self._commits.commit(job)
 
-    # -- what the engine reads ----------------------------------------------------------------------------------
+    # -- reads of the engine ------------------------------------------------------------------------------------
 
     async def created_with(self, idempotency_key: str, fingerprint: str) -> str | None:
         found = await self._ask(self._reader, "created_with", idempotency_key, fingerprint)
@@ -183,7 +182,7 @@ class PostgresStore:
     async def noted(self, fact: str) -> bool:
         return bool(await self._ask(self._reader, "noted", fact))
 
-    # -- what people read ---------------------------------------------------------------------------------------
+    # -- reads for people ---------------------------------------------------------------------------------------
 
     async def runs(self, query: RunQuery) -> Page:
         before = read_cursor(query.cursor)
@@ -234,8 +233,8 @@ async def _version_of(connection: Connection) -> str:
 async def _forget_sent(connection: Connection) -> int:
     async with connection.transaction():
         await connection.execute(QUERIES["without_time_limit"])
-        told = [await connection.execute(QUERIES[name]) for name in ("forget_commands", "forget_dead_letters")]
-    return sum(int(words.removeprefix("UPDATE ")) for words in told)
+        tags = [await connection.execute(QUERIES[name]) for name in ("forget_commands", "forget_dead_letters")]
+    return sum(int(words.removeprefix("UPDATE ")) for words in tags)
 
 
 def _listing(query: RunQuery) -> tuple[str, list[object]]:

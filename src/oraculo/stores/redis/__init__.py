@@ -1,4 +1,4 @@
-"""Runs in Redis or Valkey: `store` is the port, the rest is what it is made of."""
+"""A store in Redis or Valkey. `store` implements the port, and the other files are its parts."""
 
 from oraculo.stores.redis.store import RedisStore
 

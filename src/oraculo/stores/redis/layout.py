@@ -1,7 +1,7 @@
-"""How runs are laid out in Redis: the keys, the members of the indexes, and the number of the layout.
+"""The layout of runs in Redis: the keys, the members of the indexes, and the number of the layout.
 
-Every key begins with the namespace and a colon (below: `@`), which no queue's name has; the Streams broker's only key
-with a colon is `<queue>:delayed`, and there is no `@delayed` here. So both may live in one database.
+Every key begins with the namespace and a colon, written `@` below. The Streams broker's only keys with a colon are
+`<queue>:delayed`, and there is no `@delayed` here, so both can share a database.
 
 A run is two keys, whatever its width:
 
@@ -9,25 +9,25 @@ A run is two keys, whatever its width:
                              task, named by its number
     @history:<id>    list    its entries, in order
 
-What finds them:
+The indexes and the rest:
 
     @sequence        string  the last `n`: a run's number in the order of creation, never used twice
     @runs            zset    ids by n; and the same for each status in @runs:<status>, for each name in @named:<name>
     @keys            hash    ids by idempotency key
-    @due             zset    timers by when they ring
-    @unsent          zset    commands and dead letters that are not noted as sent, in the order of their members
-    @held            zset    commands in work and dead letters at rest, by the slot of their broker and then by n
-    @brokers         hash    the slots: w=<broker> for commands, d=<broker> for dead letters; without a name: not noted
+    @due             zset    timers by their time
+    @unsent          zset    unsent commands and dead letters, in the order of their members
+    @held            zset    commands in work and dead letters, by the slot of their broker and then by n
+    @brokers         hash    the slots: w=<broker> for commands, d=<broker> for dead letters; without a name: not known
     @ended           zset    runs that ended and have no timer left, by when they ended
     @pipelines       hash    definitions by name; @pipelines:mark counts their changes
-    @engines         zset    engines that live, by when they were last heard of
-    @installation    string  which installation this is, for what it shares with others
-    @facts           hash    what is remembered of the world outside
+    @engines         zset    engines that live, by the time of their last record
+    @installation    string  the id of this installation
+    @facts           hash    noted facts
     @layout          string  the number of this layout
-    @proof:…         each kind, for a moment: by which a check proves that all of this can be written
+    @proof:…         one key of each kind, which a check writes for a moment
 
 Timers, commands and dead letters are members `<id> NUL <task + 1, in 4 bytes>`, with task + 1 = 0 for the run itself:
-the end has one length, so that no id can be mistaken for another, and the order of tasks is that of their numbers.
+the end has a fixed length, so that no id can be confused with another, and tasks sort by number.
 """
 
 import struct
@@ -40,7 +40,7 @@ from oraculo.errors import Fault, InvalidSettings
 from oraculo.wire.naming import is_name
 
 DEFAULT_NAMESPACE = "oraculo"
-SLOT = 2**40  # between the scores of one broker's slot and the next: more than there are ever runs
+SLOT = 2**40  # distance between the scores of two brokers' slots: more than there will ever be runs
 
 _END = struct.Struct(">BI")
 _KINDS = {
@@ -65,7 +65,7 @@ _SCRIPTS = (
 
 
 class Layout:
-    """The keys and the scripts of one namespace."""
+    """The keys and scripts of one namespace."""
 
     def __init__(self, namespace: str, setting: str) -> None:
         if not is_name(namespace):
@@ -93,11 +93,11 @@ class Layout:
         return self.key(f"named:{name}")
 
     def kinds(self) -> dict[bytes, bytes]:
-        """What each of the keys that all runs share must be."""
+        """Return the type that each shared key must have."""
         return {self.key(name): kind.encode() for kind, names in _KINDS.items() for name in names}
 
     def _script(self, name: str) -> Script:
-        """`@` in a script stands for the namespace; it is nowhere else in them."""
+        """Return a script, with its `@` replaced by the namespace. `@` has no other meaning there."""
         folder = resources.files(__package__ or "").joinpath("lua")
         shared = folder.joinpath("write.lua").read_text("utf-8") if name in ("create", "change") else ""
         text = shared + folder.joinpath(f"{name}.lua").read_text("utf-8")
@@ -113,7 +113,7 @@ def run_and_task(found: bytes) -> tuple[str, int | None]:
     return found[: -_END.size].decode(), number - 1 if number else None
 
 
-@lru_cache(256)  # there are few brokers, and each task in work names its own
+@lru_cache(256)  # there are few brokers, and every task in work needs one
 def slot_name(via: str | None, dead_letter: bool) -> bytes:
     kind = "d" if dead_letter else "w"
     return (kind if via is None else f"{kind}={via}").encode()

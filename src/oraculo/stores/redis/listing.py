@@ -1,4 +1,4 @@
-"""Lists of runs, newest first: an index is walked in slices, so that a long walk keeps nobody else waiting."""
+"""Lists of runs, newest first. An index is read in slices, so that a long search does not block the server."""
 
 from collections.abc import Iterable
 from math import inf
@@ -9,17 +9,17 @@ from oraculo.stores.redis.server import Server
 from oraculo.stores.redis.values import head_of
 from oraculo.stores.sql.cursor import make_cursor, read_cursor
 
-LOOKED_AT = 500  # runs that one script looks at
+LOOKED_AT = 500  # runs that one script reads
 FOUND = 100  # heads that one script returns
 
-Numbered = tuple[int, RunHead]  # the number is a run's place in every list
+Numbered = tuple[int, RunHead]  # the number orders every list
 
 
 async def list_runs(server: Server, query: RunQuery) -> Page:
     walk = _Walk(server, query, read_cursor(query.cursor))
     found: list[Numbered] = []
     while not walk.is_over and len(found) <= query.limit:
-        missing = query.limit + 1 - len(found)  # one more than the page holds tells whether there is another page
+        missing = query.limit + 1 - len(found)  # one more shows that there is another page
         found += await (walk.search(query.text, missing) if query.text else walk.take(missing))
     page = found[: query.limit]
     more = len(found) > query.limit and bool(page)
@@ -27,7 +27,7 @@ async def list_runs(server: Server, query: RunQuery) -> Page:
 
 
 class _Walk:
-    """Along the runs with the wanted status and name."""
+    """A walk along the runs with the wanted status and name."""
 
     def __init__(self, server: Server, query: RunQuery, before: int) -> None:
         layout = server.layout
@@ -52,7 +52,7 @@ class _Walk:
         return self._wanted((n, head_of(value)) for n, _, value in rows)
 
     async def search(self, text: str, missing: int) -> list[Numbered]:
-        """Text is compared here: the server knows nothing of the cases of letters beyond ASCII."""
+        """Return runs that contain the text. It is compared here, because the server lowercases only ASCII."""
         text = text.casefold()
         rows = await self._next(LOOKED_AT, LOOKED_AT, "name")
         matching = [
@@ -67,7 +67,7 @@ class _Walk:
     async def _heads(self, runs: list[tuple[int, str]]) -> list[Numbered]:
         keys = [self._server.layout.run(run_id) for _, run_id in runs]
         values = await self._server.ask_all([("HGET", key, "head") for key in keys])
-        # Since it was found, one may have been pruned, or have ended.
+        # A run may have been pruned, or have ended, since it was found.
         return self._wanted(
             (n, head_of(value)) for (n, _), value in zip(runs, values, strict=True) if value is not None
         )
@@ -82,7 +82,7 @@ class _Walk:
         ]
 
     async def _next(self, looked_at: int, most: int, field: str) -> list[tuple[int, str, bytes]]:
-        """Number, id and a field of each."""
+        """Return number, id and one field of each next run."""
         reply = await self._server.run("list_runs", self._place, looked_at, most, field, *self._indexes)
         self._place = reply[0]
         rows = zip(reply[1::3], reply[2::3], reply[3::3], strict=True)

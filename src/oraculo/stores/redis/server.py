@@ -1,5 +1,4 @@
-"""The server as the store knows it: commands and scripts within a time limit, what it must be able to do, and the
-number of the layout in it."""
+"""The server as the store knows it: commands and scripts with a time limit, requirements, and the layout's number."""
 
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -28,13 +27,13 @@ from oraculo.stores.redis.layout import Layout
 ERRORS = Errors(StoreError, StoreUnavailable)
 OLDEST = (6, 2)
 _VERSION = re.compile(rb"(\d+)\.(\d+)")
-# A right that is missing: for a command, and for one in a script, since Redis 7 and before.
+# Errors of a missing right: for a command, and for one in a script since Redis 7 and before.
 _NOT_PERMITTED = re.compile("NOPERM |ERR ACL failure in script|.*The user executing the script can't")
 _FOREIGN = (UnicodeError, OverflowError, msgspec.MsgspecError)
 
 
 class Server:
-    """Commands share one link, so that they reach the server in the order in which they were given."""
+    """One connection for all commands, so that they reach the server in their order."""
 
     def __init__(self, address: Address, layout: Layout, connect_timeout: float, call_timeout: float) -> None:
         self.layout = layout
@@ -42,10 +41,10 @@ class Server:
             address, ERRORS, self._prepare, connect_timeout=connect_timeout, answer_timeout=call_timeout
         )
         self.place = self._link.place
-        self.connections = 0  # so many there were, with the present one
+        self.connections = 0  # how many there have been, the present one included
 
     async def open(self) -> None:
-        """Raises StoreError for a server that this store cannot be kept in."""
+        """Connect. Raises StoreError when this store cannot be kept in the server."""
         await self._link.open()
         await self.about()
         await self._check_kinds()
@@ -54,13 +53,15 @@ class Server:
         await self._link.close()
 
     async def connected(self) -> int:
-        """The number of the connection over which the next call goes, unless somebody else has a turn before. Raises
-        StoreUnavailable."""
+        """Return the number of the connection that the next call uses, unless another caller awaits first.
+
+        Raises StoreUnavailable.
+        """
         await self._link.connected()
         return self.connections
 
     async def call(self, commands: Sequence[Command], *, repeatable: bool = True) -> list[Any]:
-        """Their replies, ReplyErrors among them. Raises StoreUnavailable."""
+        """Return the replies to commands, ReplyErrors among them. Raises StoreUnavailable."""
         return await self._link.call(commands, repeatable=repeatable)
 
     async def ask(self, *command: Part) -> Any:
@@ -76,7 +77,10 @@ class Server:
         return self.checked(reply)
 
     async def run_all(self, scripts: Sequence[Command], *, repeatable: bool = True) -> list[Any]:
-        """Their replies, ReplyErrors among them. Those that the server had forgotten are run again, in their order."""
+        """Return the replies to scripts, ReplyErrors among them.
+
+        Scripts that the server forgot are run again, in order.
+        """
         replies = await self.call(scripts, repeatable=repeatable)
         forgotten = [place for place, reply in enumerate(replies) if _is_forgotten(reply)]
         if forgotten:
@@ -94,8 +98,8 @@ class Server:
     def error_of(self, reply: ReplyError) -> StoreError:
         error = translated(reply, self.place, ERRORS)
         if error_code(reply) in ("READONLY", "MASTERDOWN"):
-            self._link.abort(str(error))  # the name may lead to the new master by now
-        if error_code(reply) == "NOSCRIPT":  # again, just after it was loaded: somebody flushes
+            self._link.abort(str(error))  # the host name may point to the new master by now
+        if error_code(reply) == "NOSCRIPT":  # lost again right after loading: somebody flushes scripts
             return StoreUnavailable(str(error))
         if isinstance(error, StoreUnavailable) or _NOT_PERMITTED.match(str(reply)):
             return StoreRefuses(str(error))
@@ -103,14 +107,14 @@ class Server:
 
     @contextmanager
     def translating(self) -> Iterator[None]:
-        """For what cannot be encoded."""
+        """Raise StoreError for values that cannot be encoded."""
         try:
             yield
         except _FOREIGN as error:
             raise StoreError(f"{self.place}: this cannot be stored: {error}") from error
 
     async def about(self) -> str:
-        """Its version, and what is configured so that runs can be lost. Raises StoreError when it cannot be used."""
+        """Return the server's version and warnings. Raises StoreError when it cannot be used."""
         (reply,) = await self.call([("INFO",)])
         about = read_info(reply)
         if reason := _reason_to_refuse(about):
@@ -119,9 +123,9 @@ class Server:
 
     async def _prepare(self, connection: Connection) -> None:
         replies = await connection.call(self._loading())
-        if ReplyError in set(map(type, replies)):  # it may be none that can do it, and say so in its own words only
-            (told,) = await connection.call([("INFO",)])
-            if reason := _reason_it_keeps_nothing(read_info(told)):
+        if ReplyError in set(map(type, replies)):  # a Sentinel refuses these, and INFO says that it is one
+            (reply,) = await connection.call([("INFO",)])
+            if reason := _reason_it_keeps_nothing(read_info(reply)):
                 raise StoreError(f"{self.place} {reason}")
         for reply in replies:
             self.checked(reply)
@@ -131,7 +135,7 @@ class Server:
         return [("SCRIPT", "LOAD", script.text) for script in self.layout.scripts.values()]
 
     async def _check_kinds(self) -> None:
-        """A script that finds something else under a key stops half way, so this is found out before."""
+        """Raise StoreError when a key has another type. A script that finds one would stop half way."""
         kinds = self.layout.kinds()
         found = await self.ask_all([("TYPE", key) for key in kinds])
         for (key, kind), reply in zip(kinds.items(), found, strict=True):
@@ -151,7 +155,7 @@ class Server:
         return await self._layout_number() is not None
 
     async def check_layout(self) -> None:
-        """An empty namespace is laid out. Raises StoreError when another version did that."""
+        """Lay out an empty namespace. Raises StoreError when another version laid it out."""
         found = await self._layout_number()
         if found is None:
             await self.migrate()
@@ -190,10 +194,10 @@ class Server:
 
 
 async def _nothing(server: Server) -> None:
-    """The first layout is made by what is written into it."""
+    """Do nothing: the first layout needs no step."""
 
 
-# Two may take a step at once, and one may begin it again: it must not mind.
+# Two processes may take a step at once, and one may repeat it: each step must allow that.
 MIGRATIONS: list[Migration[Callable[[Server], Awaitable[None]]]] = [Migration(1, "runs", _nothing)]
 
 
@@ -206,14 +210,14 @@ def _plain(reply: Any) -> bytes:
 
 
 def _reason_to_refuse(about: dict[bytes, bytes]) -> str | None:
-    """None, too, where the user may not ask."""
+    """Return why the server cannot be used. None also when the user may not ask."""
     found = _VERSION.match(about.get(b"redis_version", b""))
     if found and (int(found[1]), int(found[2])) < OLDEST:
         return f"is {version_of(about)}, which is too old: {'.'.join(map(str, OLDEST))} or newer is needed"
     if reason := _reason_it_keeps_nothing(about):
         return reason
     policy = about.get(b"maxmemory_policy", b"").decode()
-    # The volatile policies evict only keys that expire, and none of these does.
+    # The volatile policies evict only keys that expire, which none of ours does.
     if about.get(b"maxmemory", b"0") != b"0" and policy.startswith("allkeys"):
         return f"would evict runs when its memory is full: set its maxmemory-policy to noeviction, it is {policy}"
     return None
@@ -226,7 +230,7 @@ def _warning(about: dict[bytes, bytes]) -> str:
 
 
 def _reason_it_keeps_nothing(about: dict[bytes, bytes]) -> str | None:
-    if b"sentinel" in (about.get(b"redis_mode"), about.get(b"server_mode")):  # the latter since Valkey 9
+    if b"sentinel" in (about.get(b"redis_mode"), about.get(b"server_mode")):  # Valkey 9 and later say server_mode
         return "is a Redis Sentinel, which keeps no data: use the address of the master, or one that follows it"
     if about.get(b"cluster_enabled") == b"1":
         return "is a node of a Redis Cluster: a run's keys must be on one server, so use one that is no cluster"

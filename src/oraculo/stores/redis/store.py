@@ -1,16 +1,15 @@
-"""`redis://` and `rediss://`: runs in Redis 6.2 or later, or in Valkey.
+"""`redis://` and `rediss://`: a store in Redis 6.2 or later, or in Valkey.
 
 `?namespace=x` in the URL keeps several stores apart in one database; the default is `oraculo`. The Streams broker may
 use the same database.
 
-- A run's commit is one script: the server runs it alone, and its append-only file has it whole or not at all. The
-  scripts of a batch travel together, and each is safe by itself; between two of them others have their turn.
-- What is confirmed is as durable as the server is configured. `appendonly yes` with `appendfsync always` loses nothing;
-  with `everysec` a crash of the machine may take the last second or two; without the file a restart takes whatever came
-  after the last snapshot. Replicas follow later: a fail-over may lose what was confirmed just before it.
-- Everything is in the server's memory, ended runs included, until they are pruned. A server without room refuses new
-  commits whole, and prunes.
-- Redis Cluster is not supported: the keys of a run, and those that find it, must be on one server.
+- A run's commit is one script, so the server and its append-only file have all of it or nothing. The scripts of a batch
+travel together, and others may run in between.
+- A confirmed commit is as durable as the server's settings. `appendonly yes` with `appendfsync always` loses nothing.
+With `everysec` a crash may lose the last two seconds. Without the file a restart loses all since the last snapshot. A
+fail-over may lose what was confirmed just before it, because replicas follow later.
+- Runs stay in the server's memory until they are pruned. A full server refuses new commits whole, and prunes.
+- Redis Cluster is not supported: all keys must be on one server.
 """
 
 import asyncio
@@ -34,9 +33,9 @@ from oraculo.stores.redis.trusted_copies import TrustedCopies
 from oraculo.stores.redis.values import (
     Write,
     attempt_of,
-    birth,
     entries_of,
     head_of,
+    insert,
     key_field,
     snapshot_of,
     task_of,
@@ -45,7 +44,7 @@ from oraculo.stores.redis.values import (
 
 PORT = 6379
 SETTING = "ORACULO_STORE_URL"
-# How much goes into one call, so that neither memory nor the wait of others grows without end.
+# Limits of one call, which bound memory and the wait of others.
 ARGUMENTS_TOGETHER = 50_000
 LOADED_TOGETHER = 500
 FOUND_TOGETHER = 1_000
@@ -53,18 +52,17 @@ PRUNED_TOGETHER = 50
 
 
 class RedisStore:
-    """Keeps the contract of `ports.store.Storage`. `connect_timeout`, `call_timeout`: seconds for a connection, and for
-    the answer to any call."""
+    """The store of one server. `connect_timeout` limits connecting, and `call_timeout` limits the reply to any call."""
 
     name = "redis"
 
     def __init__(self, url: str, *, connect_timeout: float = 5.0, call_timeout: float = 10.0) -> None:
         address = read_address(url, SETTING, port=PORT, known=frozenset({"namespace"}))
-        database_of(address)  # a bad one is told now, not at the first connection
+        database_of(address)  # a wrong number raises now, not at the first connection
         self._layout = Layout(address.parameters.get("namespace", DEFAULT_NAMESPACE), SETTING)
         self._server = Server(address, self._layout, connect_timeout, call_timeout)
-        self._belief = TrustedCopies()
-        self._tells_time = True  # unless this user may not ask
+        self._copies = TrustedCopies()
+        self._has_clock = True  # until the server refuses
         self._is_open = False
         self._writing: set[asyncio.Task[Committed]] = set()
 
@@ -126,60 +124,60 @@ class RedisStore:
 
     async def commit(self, creations: Sequence[Creation], changes: Sequence[Changes]) -> Committed:
         server, scripts = self._opened(), self._layout.scripts
-        with server.translating():  # before the first await: the run may change after it
-            births = [birth(creation, scripts["create"]) for creation in creations]
+        with server.translating():  # before the first await, because the run may change later
+            inserts = [insert(creation, scripts["create"]) for creation in creations]
             updates = [update(each, scripts["change"]) for each in changes]
-        if not births and not updates:
+        if not inserts and not updates:
             return Committed((), frozenset())
-        writing = asyncio.create_task(self._write(births, updates))
+        writing = asyncio.create_task(self._write(inserts, updates))
         self._writing.add(writing)
         writing.add_done_callback(self._end_writing)
-        return await asyncio.shield(writing)  # a caller who gives up does not stop it
+        return await asyncio.shield(writing)  # it goes on when the caller gives up
 
     def _end_writing(self, writing: "asyncio.Task[Committed]") -> None:
         self._writing.discard(writing)
         if not writing.cancelled():
-            writing.exception()  # whoever waits raises it; nobody may, and then it is no news
+            writing.exception()  # mark as retrieved: those who wait raise it
 
-    async def _write(self, births: list[Write], updates: list[Write]) -> Committed:
+    async def _write(self, inserts: list[Write], updates: list[Write]) -> Committed:
         created: list[Created] = []
         conflicts: set[str] = set()
         errors: list[StoreError] = []
-        for some in slices([*births, *updates], lambda write: len(write.command), ARGUMENTS_TOGETHER):
+        for some in slices([*inserts, *updates], lambda write: len(write.command), ARGUMENTS_TOGETHER):
             connection = await self._server.connected()
-            believed = list(self._believed(some, connection, conflicts))
-            replies = await self._server.run_all([write.command for write in believed], repeatable=False)
-            for write, reply in zip(believed, replies, strict=True):
+            trusted = list(self._trusted(some, connection, conflicts))
+            replies = await self._server.run_all([write.command for write in trusted], repeatable=False)
+            for write, reply in zip(trusted, replies, strict=True):
                 if isinstance(reply, ReplyError):
                     errors.append(self._server.error_of(reply))
                 elif isinstance(reply, int):
                     _conclude_update(write, reply, conflicts)
                 else:
-                    created.append(_conclude_birth(write, reply))
-            self._believe((write.changes.run.head for write in believed if write.is_written), connection)
+                    created.append(_conclude_insert(write, reply))
+            self._trust((write.changes.run.head for write in trusted if write.is_written), connection)
         for error in sorted(errors, key=lambda error: not isinstance(error, StoreUnavailable)):
             raise error
         return Committed(created, frozenset(conflicts))
 
-    def _believed(self, writes: Sequence[Write], connection: int, conflicts: set[str]) -> Iterator[Write]:
+    def _trusted(self, writes: Sequence[Write], connection: int, conflicts: set[str]) -> Iterator[Write]:
         for write in writes:
-            if write.is_birth or self._belief.holds(write.changes.run.head, connection):
+            if write.is_insert or self._copies.holds(write.changes.run.head, connection):
                 yield write
             else:
                 conflicts.add(write.run_id)
 
-    def _believe(self, copies: Iterable[RunHead], connection: int) -> None:
-        """They were read or written since that connection was the present one; if it still is, over it."""
+    def _trust(self, copies: Iterable[RunHead], connection: int) -> None:
+        """Trust copies that were read or written over that connection, if it is still the present one."""
         if self._server.connections == connection:
-            self._belief.note(copies, connection)
+            self._copies.note(copies, connection)
 
-    # -- what the engine reads ----------------------------------------------------------------------------------
+    # -- reads of the engine ------------------------------------------------------------------------------------
 
     async def load(self, run_ids: Sequence[str]) -> dict[str, Snapshot]:
         connection = await self._opened().connected()
         replies = await self._of_each(run_ids, "HGETALL")
         found = {run_id: snapshot_of(reply) for run_id, reply in replies.items() if reply}
-        self._believe((snapshot.head for snapshot in found.values()), connection)
+        self._trust((snapshot.head for snapshot in found.values()), connection)
         return found
 
     async def created_with(self, idempotency_key: str, fingerprint: str) -> str | None:
@@ -202,10 +200,10 @@ class RedisStore:
 
     async def unchanged(self, copies: Sequence[RunHead]) -> frozenset[str]:
         connection = await self._opened().connected()
-        believed = [copy for copy in copies if self._belief.holds(copy, connection)]
-        stored = await self.heads([copy.id for copy in believed])
-        is_same = self._server.connections == connection  # a read is repeated over the next one
-        return unchanged_among(believed, stored) if is_same else frozenset()
+        trusted = [copy for copy in copies if self._copies.holds(copy, connection)]
+        stored = await self.heads([copy.id for copy in trusted])
+        is_same = self._server.connections == connection  # a read may have been repeated over a new one
+        return unchanged_among(trusted, stored) if is_same else frozenset()
 
     async def _of_each(self, run_ids: Sequence[str], command: str, *arguments: str) -> dict[str, Any]:
         server, different = self._opened(), list(dict.fromkeys(run_ids))
@@ -265,7 +263,7 @@ class RedisStore:
             forgotten += noted
         return forgotten
 
-    # -- what people read ---------------------------------------------------------------------------------------
+    # -- reads for people ---------------------------------------------------------------------------------------
 
     async def runs(self, query: RunQuery) -> Page:
         server = self._opened()
@@ -278,7 +276,7 @@ class RedisStore:
             return []
         with server.translating():
             key = self._layout.history(run_id)
-        return entries_of(await server.ask("LRANGE", key, after, after + limit - 1))  # entry 1 is the first of the list
+        return entries_of(await server.ask("LRANGE", key, after, after + limit - 1))  # the list begins with entry 1
 
     async def census(self) -> dict[RunStatus, int]:
         counts = await self._opened().ask_all([("ZCARD", self._layout.with_status(status)) for status in RunStatus])
@@ -288,7 +286,7 @@ class RedisStore:
 
     async def prune(self, ended_before: float, limit: int) -> int:
         server, pruned, kept = self._opened(), 0, 0
-        while pruned < limit:  # a script each, so that commits go on in between
+        while pruned < limit:  # one script for each, so that commits go on in between
             wanted = min(limit - pruned, PRUNED_TOGETHER)
             deleted, passed = await server.run("prune", repr(ended_before), kept, wanted, repeatable=False)
             pruned, kept = pruned + deleted, kept + passed
@@ -334,13 +332,13 @@ class RedisStore:
         return sorted(name.decode() for name in names)
 
     async def clock(self) -> float | None:
-        """A user that was given its rights before this was asked for works all the same."""
-        if not self._tells_time:
+        """Return the server's time. A user without the right to TIME can use the store all the same."""
+        if not self._has_clock:
             return None
         try:
             seconds, microseconds = await self._opened().ask("TIME")
-        except StoreRefuses:  # it keeps a log of what it refuses
-            self._tells_time = False
+        except StoreRefuses:  # the server logs each refusal, so do not ask again
+            self._has_clock = False
             return None
         return int(seconds) + int(microseconds) / 1e6
 
@@ -362,7 +360,7 @@ class RedisStore:
         return await server.ask("HGET", self._layout.key("facts"), encoded) is not None
 
 
-def _conclude_birth(write: Write, reply: list[bytes]) -> Created:
+def _conclude_insert(write: Write, reply: list[bytes]) -> Created:
     created = Created(CreationOutcome(reply[0].decode()), reply[1].decode())
     if created.outcome is CreationOutcome.CREATED:
         write.note_version()

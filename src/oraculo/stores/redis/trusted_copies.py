@@ -1,4 +1,4 @@
-"""Which copies of runs may still be believed."""
+"""The copies of runs that may still be trusted."""
 
 from collections.abc import Iterable
 from weakref import WeakValueDictionary
@@ -9,18 +9,17 @@ from oraculo.core.run import RunHead
 class TrustedCopies:
     """The copies that were read or written over the present connection.
 
-    A server that was started again, or another in its place, may have lost its last commits, and then the number of a
-    version is given twice, to two different states. An engine that decides on a copy from before could overwrite what
-    others have committed since. So after the first connection a copy from before it counts as outdated, though the run
-    was read since for somebody else.
+    A server that restarted or was replaced may have lost its last commits. Then one version number is given to two
+    states, and an engine that decides on an older copy could overwrite a commit. So a new connection makes all copies
+    from before it outdated, even if the run was read since for another caller.
     """
 
     def __init__(self) -> None:
         self._connection = 1
-        self._copies: WeakValueDictionary[int, RunHead] = WeakValueDictionary()  # by their identity
+        self._copies: WeakValueDictionary[int, RunHead] = WeakValueDictionary()  # by identity
 
     def note(self, copies: Iterable[RunHead], connection: int) -> None:
-        """They were read or written over that connection alone."""
+        """Record copies that were read or written over that connection alone."""
         if connection <= 1 or connection < self._connection:
             return
         if connection > self._connection:

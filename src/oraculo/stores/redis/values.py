@@ -1,8 +1,8 @@
 """The values of the Redis store: a run's changes as arguments of a script, and values as a run's head and tasks.
 
-They are built before a commit waits for anything, because the engine goes on changing the run. Values are MessagePack
-arrays without names: a new field comes at the end, so that what was written before it is still read. A task's value
-begins with five bytes that scripts read: whether it is unsent, and the attempt.
+They are built before a commit waits, because the engine goes on changing the run. Values are MessagePack arrays without
+names. A new field goes to the end, so that older values can still be read. A task's value begins with five bytes for
+scripts: whether it is unsent, and the attempt.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ _TASK_HEAD = 5
 
 
 class Write:
-    """One run's part of a commit: the arguments of its script."""
+    """One run's part of a commit, as the arguments of its script."""
 
     __slots__ = ("changes", "command", "is_written", "run_id", "version")
 
@@ -37,7 +37,7 @@ class Write:
         self.is_written = False
 
     @property
-    def is_birth(self) -> bool:
+    def is_insert(self) -> bool:
         return self.version == 1
 
     def note_version(self) -> None:
@@ -45,7 +45,7 @@ class Write:
         self.is_written = True
 
 
-def birth(creation: Creation, script: Script) -> Write:
+def insert(creation: Creation, script: Script) -> Write:
     changes, run = creation.changes, creation.changes.run
     head, key = run.head, creation.idempotency_key
     return Write(
@@ -62,7 +62,7 @@ def birth(creation: Creation, script: Script) -> Write:
 
 
 def key_field(key: str | None) -> bytes:
-    """An idempotency key among the others; empty for none."""
+    """Return the field of an idempotency key; empty for none."""
     return b"" if key is None else f"={key}".encode()
 
 
@@ -79,7 +79,7 @@ def _state(head: RunHead) -> str:
 
 
 class _Index:
-    """What one of the indexes gets of this run, and what it loses."""
+    """The changes of one index by this run: members that it gains and loses."""
 
     __slots__ = ("gained", "lost")
 
@@ -95,7 +95,7 @@ class _Index:
 
 
 def _sections(changes: Changes, version: int, *inputs: Part) -> list[Part]:
-    """As the scripts expect them, each after its length."""
+    """Return the arguments as the scripts expect them, each list after its length."""
     head, run_id = changes.run.head, changes.run.head.id.encode()
     fields: list[Part] = [b"version", version, b"head", _head_value(head, version), *inputs]
     timers, unsent, held = _Index(), _Index(), _Index()
@@ -108,7 +108,7 @@ def _sections(changes: Changes, version: int, *inputs: Part) -> list[Part]:
         held.note(_holder(task), place)
     sections: list[Part] = [len(changes.history), *map(_history_value, changes.history), len(fields), *fields]
     for index in (timers, unsent, held):
-        lost = () if inputs else index.lost  # a new run is in none of them yet
+        lost = () if inputs else index.lost  # a new run is in no index yet
         sections += (len(index.gained), *index.gained, len(lost), *lost)
     return sections
 
@@ -118,7 +118,7 @@ def _score(due_at: float | None) -> str | None:
 
 
 def _holder(task: Task) -> bytes | None:
-    """The slot of the broker that has its command in work, or its dead letter."""
+    """Return the slot of the broker that took the command in work, or the dead letter."""
     if task.unsent or not (task.dead_letter or task.status is TaskStatus.RUNNING):
         return None
     return slot_name(task.via, task.dead_letter)
@@ -185,7 +185,7 @@ _STATUS_PLACE = 8
 
 
 def snapshot_of(reply: list[bytes]) -> Snapshot:
-    """Of a run's hash, whose fields and values come in turns and in no order."""
+    """Return a run from its hash, in which fields and values alternate in any order."""
     fields = dict(zip(reply[::2], reply[1::2], strict=True))
     head, definition, payload = fields[b"head"], fields[b"definition"], fields[b"payload"]
     numbers = sorted(int(name) for name in fields if name.isdigit())

@@ -1,4 +1,4 @@
-"""The SQL of the stores, kept in `.sql` files: one folder a dialect, with `queries.sql` and numbered `migrations/`."""
+"""The SQL of the stores, in one folder for each dialect: `queries.sql` and numbered `migrations/`."""
 
 import re
 from importlib import resources
@@ -12,12 +12,12 @@ _MIGRATION = re.compile(r"(\d{4})_(\w+)\.sql")
 
 
 def named_queries(dialect: str) -> dict[str, str]:
-    """The statements of the dialect's `queries.sql`, by the name in the `-- name:` line above each."""
+    """Return the statements of the dialect's `queries.sql` by the name in the `-- name:` line above each."""
     return parse_queries(_folder(dialect).joinpath("queries.sql").read_text("utf-8"))
 
 
 def parse_queries(text: str) -> dict[str, str]:
-    # What stands before the first name is for the reader of the file.
+    # The text before the first name is a comment for the reader.
     _, *parts = _NAME.split(text)
     names = parts[::2]
     if len(set(names)) != len(names):
@@ -31,7 +31,7 @@ def _without_comments(body: str) -> str:
 
 
 def migrations(dialect: str) -> list[Migration[str]]:
-    """In order: number 1 first, and none missing."""
+    """Return the migrations in order, from number 1 and without a gap."""
     found = sorted(filter(None, map(_migration, _folder(dialect).joinpath("migrations").iterdir())))
     if [migration.number for migration in found] != list(range(1, len(found) + 1)):
         raise StoreError(f"the migrations of {dialect} are not numbered 1, 2, 3 and so on")

@@ -1,4 +1,4 @@
-"""A place in a list of runs that is ordered by number: opaque to the client, checked when it comes back."""
+"""The cursor of a list of runs: opaque to the client, and checked when it comes back."""
 
 import base64
 import binascii
@@ -15,7 +15,7 @@ def make_cursor(n: int) -> str:
 
 
 def read_cursor(cursor: str | None) -> int:
-    """The number below which the page begins. Raises InvalidInput when the cursor is not one of ours."""
+    """Return the number below which the page begins. Raises InvalidInput when the cursor is not one of ours."""
     if cursor is None:
         return NEWEST
     try:

@@ -1,5 +1,4 @@
-"""What both SQL stores do on the way to a transaction: calls of `commit`, and the queue in which they wait for their
-outcome."""
+"""The queue of commits in both SQL stores: each job waits until its group is written."""
 
 import asyncio
 from collections import deque
@@ -15,28 +14,30 @@ class Written(Protocol):
     """One run's part of a commit, as rows."""
 
     run_id: str
-    size: int  # in the store's own measure
+    size: int  # in rows or bytes, as the store counts
 
     def note_version(self) -> None:
-        """The run in memory has the version now that its rows have."""
+        """Give the run in memory the version that its rows have now."""
         ...
 
 
-Birth = TypeVar("Birth", bound=Written)
+Insert = TypeVar("Insert", bound=Written)
 Update = TypeVar("Update", bound=Written)
 
 
-class Job(Generic[Birth, Update]):
-    __slots__ = ("births", "done", "size", "updates")
+class Job(Generic[Insert, Update]):
+    """One call of `commit`, and the future of its outcome."""
 
-    def __init__(self, births: list[Birth], updates: list[Update]) -> None:
-        self.births = births
+    __slots__ = ("done", "inserts", "size", "updates")
+
+    def __init__(self, inserts: list[Insert], updates: list[Update]) -> None:
+        self.inserts = inserts
         self.updates = updates
-        self.size = sum(birth.size for birth in births) + sum(update.size for update in updates)
+        self.size = sum(insert.size for insert in inserts) + sum(update.size for update in updates)
         self.done: asyncio.Future[Committed] = asyncio.get_running_loop().create_future()
 
     def settle(self, outcome: Committed | StoreError) -> None:
-        """In the event loop's thread. The caller may be gone: what was written was written."""
+        """Set the outcome, in the event loop's thread. The caller may have given up; the commit counts all the same."""
         if isinstance(outcome, Committed):
             self._note_versions(outcome)
             if not self.done.done():
@@ -45,9 +46,9 @@ class Job(Generic[Birth, Update]):
             self.done.set_exception(outcome)
 
     def _note_versions(self, outcome: Committed) -> None:
-        for birth, created in zip(self.births, outcome.created, strict=True):
+        for insert, created in zip(self.inserts, outcome.created, strict=True):
             if created.outcome is CreationOutcome.CREATED:
-                birth.note_version()
+                insert.note_version()
         for update in self.updates:
             if update.run_id not in outcome.conflicts:
                 update.note_version()
@@ -57,9 +58,9 @@ AnyJob = TypeVar("AnyJob", bound=Job[Any, Any])
 
 
 class CommitQueue(Generic[AnyJob]):
-    """Writes jobs in the order in which they come, a group at a time.
+    """A queue that writes jobs in order, one group at a time.
 
-    `next_group` takes from the queue what goes together; `write` writes that and settles every job of it.
+    `next_group` takes the jobs that go together. `write` writes them and settles each.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class CommitQueue(Generic[AnyJob]):
         return self._draining is None
 
     async def commit(self, job: AnyJob) -> Committed:
-        """A caller who gives up waiting does not stop it."""
+        """Write a job and return its outcome. It is written even if the caller gives up."""
         self._waiting.append(job)
         if self._draining is None:
             self._draining = asyncio.create_task(self._drain())

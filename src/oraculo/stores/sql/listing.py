@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def one_list_a_status(list_runs: str, filters: str, statuses: Sequence[str], limit: str) -> str:
-    """Return `list_runs` with its filters; for several statuses, the newest of one list for each.
+    """Return `list_runs` with its filters. With several statuses, it merges the newest runs of each.
 
     The index of statuses gives the newest runs of one status without a sort, and cannot do so for several at once.
     """

@@ -1,4 +1,4 @@
-"""Runs in one SQLite file."""
+"""A store in one SQLite file."""
 
 from oraculo.stores.sqlite.connections import MEMORY, is_older_file
 from oraculo.stores.sqlite.store import SqliteStore

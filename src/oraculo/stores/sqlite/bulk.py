@@ -1,8 +1,8 @@
-"""Statements that write many rows, or look for many values, at once.
+"""Statements that write many rows, or look up many values, at once.
 
-Not executemany(): that gives up the interpreter's lock twice for each row and, while the event loop is busy, waits up
-to 5 ms to have it back each time. A statement is made in the very size for a few rows, and else in sizes of a power of
-two, filled up with NULLs, so that few are to be prepared and all of them stay in the connection's cache.
+executemany() gives up the interpreter's lock twice for each row. While the event loop is busy, it waits up to 5 ms each
+time to have the lock back. So a statement takes many rows: exactly as many for a few, and otherwise a power of two,
+padded with NULLs. Then few statements are prepared, and all stay in the connection's cache.
 """
 
 import math
@@ -15,12 +15,12 @@ from oraculo.core.chunks import pages
 
 Row = list[Any]
 
-# SQLite stores NaN as NULL. Python's module binds a float in 0.05 µs and None, which it first tries to adapt, in 0.7;
-# with ten of them in a row that is most of the cost of writing it. For the same reason a blob goes as a bytearray and
-# an enum as its plain value.
+# SQLite stores NaN as NULL. Python's module binds a float in 0.05 µs, and None in 0.7 µs, because it tries adapters
+# first. With ten of them in a row, that is most of the cost of writing it. A bytearray instead of bytes, and a plain
+# value instead of an enum, save the same.
 NULL = math.nan
-MOST = 512  # rows or values of one statement
-_EXACT = 8  # up to so many it is made in the very size: most commits are small, and to leave out the NULLs costs time
+MOST = 512  # rows or values in one statement
+_EXACT = 8  # rows up to which the size is exact: most commits are small, and removing NULLs costs time
 
 
 def _size_for(count: int) -> int:
@@ -28,7 +28,7 @@ def _size_for(count: int) -> int:
 
 
 class Bulk:
-    """Writes rows, with `VALUES /* rows */` in its SQL; their first column is never NULL."""
+    """A statement that writes rows. Its SQL has `VALUES /* rows */`, and the first column is never NULL."""
 
     def __init__(self, sql: str) -> None:
         self._sql = sql
@@ -58,7 +58,7 @@ class Bulk:
 
 
 class Lookup:
-    """Finds the rows of some values, with `/* values */` in its SQL."""
+    """A statement that finds the rows of some values. Its SQL has `/* values */`."""
 
     def __init__(self, sql: str) -> None:
         self._sql = sql

@@ -1,4 +1,4 @@
-"""Lanes: a connection and the thread it lives on."""
+"""Lanes: each is a connection and the thread that uses it."""
 
 import asyncio
 import sqlite3
@@ -19,17 +19,19 @@ from oraculo.stores.sqlite.transaction import SqliteJob, is_busy, write_group
 Result = TypeVar("Result")
 Outcomes = Sequence[Committed | StoreError]
 
-# The limit of one transaction, so that neither memory nor the wait of those behind it grows without end.
+# The limit of one transaction, which bounds memory and the wait of later jobs.
 GROUP_ROWS = 20_000
-# A small commit takes a fraction of a millisecond; to hand it to another thread and back takes as long again, or longer
-# on a crowded machine. So it is written at once, in the event loop's own thread, as long as the disk is quick.
+# A small commit takes a fraction of a millisecond, and a change of threads takes as long again, or longer on a busy
+# machine. So small commits are written in the event loop's own thread, as long as the disk is quick.
 AT_ONCE_ROWS = 40
-_SLOW = 0.002  # seconds: a commit that took longer would be felt by whoever else wants the event loop
-_SPARED = 20  # commits that go through the thread after a slow one
-_IN_A_ROW = 100  # then one goes through the thread, where the WAL is folded into the file when it has grown long
+_SLOW = 0.002  # seconds: a longer commit would block the event loop noticeably
+_SPARED = 20  # commits that use the thread after a slow one
+_IN_A_ROW = 100  # commits until one uses the thread, where a long WAL is checkpointed
 
 
 class Lane:
+    """A connection that one thread uses."""
+
     def __init__(self, name: str, path: str, files: OpenFiles, inline: bool) -> None:
         self._path = path
         self._files = files
@@ -57,13 +59,13 @@ class Lane:
             return self._translated_call(work, subject)
         self._under_way += 1
         done = asyncio.get_running_loop().run_in_executor(self._thread, self._translated_call, work, subject)
-        done.add_done_callback(self._ended)  # not `finally`: who gives up waiting does not end what the thread does
+        done.add_done_callback(self._ended)  # not `finally`: the thread goes on when the caller gives up
         return await asyncio.shield(done)
 
     def _ended(self, done: "asyncio.Future[Any]") -> None:
         self._under_way -= 1
         if not done.cancelled():
-            done.exception()  # it was told to whoever waited, if anybody still did
+            done.exception()  # mark as retrieved: those who wait raise it
 
     def _translated_call(self, work: Callable[[Any], Result], subject: object) -> Result:
         with Translated(self._path):
@@ -80,15 +82,15 @@ class Lane:
 
 
 class Writer(Lane):
-    """The one lane that writes. Its connection is used by two threads, never at the same time."""
+    """The one lane that writes. Two threads use its connection, never at the same time."""
 
     def __init__(self, name: str, path: str, files: OpenFiles, inline: bool) -> None:
         super().__init__(name, path, files, inline)
         self._is_patient = True
-        self._by_thread = 0  # so many commits more
+        self._by_thread = 0  # the next so many commits use the thread
         self._in_a_row = 0
         self._queue = CommitQueue(_next_group, self._write_group)
-        self.migrated: Sequence[str] = ()  # by opening it
+        self.migrated: Sequence[str] = ()  # the steps done by opening it
 
     async def open(self) -> None:
         self._connection, self.migrated = await self._call(open_up_to_date, self._path)
@@ -100,7 +102,7 @@ class Writer(Lane):
         return await self._call(partial(_patiently, partial(self._on_same_files, work)), self._opened)
 
     async def commit(self, job: SqliteJob) -> Committed:
-        """At once, or together with others that wait."""
+        """Write a job at once, or in the thread together with others that wait."""
         if self._queue.is_idle and (outcomes := self._write_at_once(job)):
             job.settle(outcomes[0])
             return job.done.result()
@@ -110,8 +112,8 @@ class Writer(Lane):
         await self._queue.finish()
 
     def _write_at_once(self, job: SqliteJob) -> Outcomes | None:
-        """In the caller's thread; None when it is not to be, or when another process is writing."""
-        if self._thread is None:  # nothing may depend on how long things take
+        """Write in the caller's thread. Returns None when that is not advisable or another process is writing."""
+        if self._thread is None:  # a simulation must not depend on real time
             return self._on_same_files(partial(write_group, [job], self._path), self._opened)
         if self._by_thread or self._under_way or job.size > AT_ONCE_ROWS:
             self._by_thread = max(0, self._by_thread - 1)
@@ -135,7 +137,7 @@ class Writer(Lane):
     async def _write_group(self, group: Sequence[SqliteJob]) -> None:
         try:
             outcomes: Outcomes = await self.run(partial(write_group, group, self._path))
-        except StoreError as error:  # nothing was tried
+        except StoreError as error:  # nothing was written
             outcomes = [error] * len(group)
         for job, outcome in zip(group, outcomes, strict=True):
             job.settle(outcome)

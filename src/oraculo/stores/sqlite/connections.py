@@ -1,4 +1,4 @@
-"""Connections to one SQLite file: opened, brought up to date, and their errors made ours."""
+"""Connections to one SQLite file: opening, migrating, and translating SQLite's errors."""
 
 import errno
 import re
@@ -17,12 +17,15 @@ from oraculo.stores.sql import migrations
 MEMORY = ":memory:"
 OLDEST_SQLITE = (3, 35, 0)  # UPDATE … FROM and RETURNING
 BUSY_SECONDS = 5.0
-_BETWEEN_TRIES = 0.05  # seconds, to have the file alone
+_BETWEEN_TRIES = 0.05  # seconds between two tries to have the file alone
 WAL_PAGES = 4000
 
 
 def make_parent(path: str) -> None:
-    """For its owner alone: the file has payloads, and the passwords of webhooks. One that is there is left as it is."""
+    """Create the folder of the file, readable by its owner alone: the file holds payloads and webhook passwords.
+
+    An existing folder is left as it is.
+    """
     if path == MEMORY:
         return
     parent = Path(path).parent
@@ -49,8 +52,11 @@ def open_writer(path: str) -> sqlite3.Connection:
 
 
 def _keep_a_log(connection: sqlite3.Connection) -> None:
-    """SQLite refuses this at once, whatever the busy timeout, while another process does the same to a new file: it
-    reads first, and does not wait to write then. It does wait to begin a transaction: until that process is done."""
+    """Switch the file to WAL mode, inside a transaction.
+
+    While another process does the same to a new file, SQLite refuses at once, whatever the busy timeout. It does wait
+    for the transaction to begin.
+    """
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
@@ -64,13 +70,13 @@ def _keep_a_log(connection: sqlite3.Connection) -> None:
 
 
 def be_patient(connection: sqlite3.Connection, *, patient: bool) -> None:
-    """Whether a commit may wait for another process, and fold the WAL into the file: not in the event loop's thread."""
+    """Set whether a commit may wait for another process and checkpoint the WAL. Never in the event loop's thread."""
     connection.execute(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000) if patient else 0}")
     connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES if patient else 0}")
 
 
 def is_older_file(path: str) -> bool:
-    """Whether a start would bring it up to date. Changes nothing; one that cannot be read is told by a start."""
+    """Return True when `start` would migrate the file. Changes nothing, and leaves errors to `start`."""
     try:
         with closing(open_reader(path)) as connection:
             return _is_older(connection)
@@ -88,7 +94,7 @@ def _connect(
     connection = sqlite3.connect(
         address,
         timeout=BUSY_SECONDS if timeout is None else timeout,
-        isolation_level=None,  # transactions are begun and ended here, not guessed by the module
+        isolation_level=None,  # explicit transactions: the module must not begin any
         cached_statements=256,
         uri=uri,
         check_same_thread=check_same_thread,
@@ -98,8 +104,11 @@ def _connect(
 
 
 def open_up_to_date(path: str) -> tuple[sqlite3.Connection, list[str]]:
-    """The writer's connection, and what was done to the file. Several may lay out a new one at once. One that a version
-    before made is not changed under whoever uses it, who would meet tables that it does not know."""
+    """Return the writer's connection, and the migrations that were done.
+
+    Several processes may create a new file at once. A file of an older version is migrated only while nobody else uses
+    it, because the other process would meet unknown tables.
+    """
     connection, done = open_writer(path), list[str]()
     try:
         if _is_older(connection):
@@ -117,8 +126,11 @@ def _is_older(connection: sqlite3.Connection) -> bool:
 
 
 def _migrated_alone(path: str) -> list[str]:
-    """SQLite itself tells whether anybody has the file open, of whatever version: in WAL mode each has a lock on it
-    until it closes it or ends. It may have looked in for a moment only, or have started to do the same as this."""
+    """Migrate the file while nobody else has it open, and return the steps that were done.
+
+    In WAL mode each process holds a lock on the file, whatever its version. It may hold the lock for a moment only, or
+    be about to migrate too, so this tries again for a while.
+    """
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
@@ -158,7 +170,7 @@ def _migrate(connection: sqlite3.Connection, path: str, *, alone: bool) -> list[
                 "run that version, or give ORACULO_STORE_URL another file"
             )
         if 0 < version < len(known) and not alone:
-            raise _in_use(path)  # by one that has just made it
+            raise _in_use(path)  # in use by a process that has just created it
         for migration in known[version:]:
             for statement in _statements(migration.step):
                 connection.execute(statement)
@@ -167,7 +179,7 @@ def _migrate(connection: sqlite3.Connection, path: str, *, alone: bool) -> list[
 
 
 def _statements(script: str) -> Iterator[str]:
-    """One by one, because executescript() would end the transaction."""
+    """Yield the statements one by one, because executescript() would end the transaction."""
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line
@@ -176,10 +188,10 @@ def _statements(script: str) -> Iterator[str]:
             statement = ""
 
 
-# -- the border: SQLite's errors become ours ------------------------------------------------------------------------
+# -- errors ---------------------------------------------------------------------------------------------------------
 
-# A disk that is full or over its quota tells it to SQLite in many places, by codes of their own: only a write of the
-# file itself that finds no space is SQLITE_FULL. What cannot be read is not among them: it may be of one run alone.
+# A full disk or quota gives many codes; only a write of the file itself gives SQLITE_FULL. Errors of reading are left
+# out, because they may concern one run alone.
 _OF_THE_DISK = frozenset(
     {
         sqlite3.SQLITE_IOERR_WRITE,
@@ -191,7 +203,7 @@ _OF_THE_DISK = frozenset(
         sqlite3.SQLITE_IOERR_SHMMAP,
     }
 )
-# They speak of the file, the disk or another process, and of no batch: nobody's is taken until that is mended.
+# Errors of the file, the disk or another process: no commit is taken until somebody repairs that.
 _REFUSALS = _OF_THE_DISK | frozenset(
     {
         sqlite3.SQLITE_BUSY,
@@ -204,15 +216,14 @@ _REFUSALS = _OF_THE_DISK | frozenset(
         sqlite3.SQLITE_NOTADB,
     }
 )
-# What SQLite says to a program that knows another schema than the file has; there is no code for it.
+# SQLite's texts for a statement that does not fit the schema of the file. There is no code for them.
 _OTHER_SCHEMA = re.compile(r"no such (table|column|index): |table \S+ has (no column named|\d+ columns but) ")
 _WORTH_A_RETRY = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM})
 FOREIGN = (sqlite3.Error, OverflowError, UnicodeError, msgspec.EncodeError)
 
 
 class Translated:
-    """SQLite's errors leave it as ours. A class, as `Transaction` is: every commit enters both, and what contextlib
-    makes of a generator takes several times as long."""
+    """A context that raises SQLite's errors as ours. A class, because contextlib's generators are slower."""
 
     __slots__ = ("_path",)
 
@@ -228,13 +239,13 @@ class Translated:
 
 
 def ours(error: Exception, path: str) -> StoreError:
-    told = _kind_of(error)(f"SQLite file {path}: {_in_words(error)}")
-    told.__cause__ = error
-    return told
+    ours = _kind_of(error)(f"SQLite file {path}: {_in_words(error)}")
+    ours.__cause__ = error
+    return ours
 
 
 def is_for_want_of_room(error: StoreError) -> bool:
-    """Return whether the disk, or a quota, is full, as far as the system says so."""
+    """Return True when a disk or quota is known to be full."""
     cause = error.__cause__
     if isinstance(cause, OSError):
         return cause.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -263,7 +274,7 @@ def primary_code(error: Exception) -> int:
 
 
 class Transaction:
-    """Keeps all that was done within it, or nothing. Why it is a class: see `Translated`."""
+    """A context that keeps all that was done in it, or nothing. A class for the same reason as `Translated`."""
 
     __slots__ = ("_connection",)
 
@@ -284,5 +295,5 @@ class Transaction:
             raise
 
     def _roll_back(self) -> None:
-        if self._connection.in_transaction:  # SQLite ends it by itself when the disk is full
+        if self._connection.in_transaction:  # SQLite ends the transaction itself when the disk is full
             self._connection.execute("ROLLBACK")

@@ -1,5 +1,4 @@
-"""A lock that a process holds on a file, alone or with its like, and that the system lets go of when the process ends,
-however it ends."""
+"""A lock on a file, exclusive or shared. The system releases it however the process ends."""
 
 import os
 from pathlib import Path
@@ -8,12 +7,12 @@ from oraculo.errors import StoreError, StoreUnavailable
 
 try:
     import fcntl
-except ImportError:  # Windows has another call for it; there the lock is not kept
+except ImportError:  # Windows has no fcntl, so there is no lock
     fcntl = None  # type: ignore[assignment]
 
 
 class FileLock:
-    """`exclusive`: for one process, whose messages are in its memory. Else for all whose broker is a real one."""
+    """A lock that is `exclusive` to a process with the memory broker, or shared by processes with real brokers."""
 
     def __init__(self, path: str, *, exclusive: bool) -> None:
         self._path = Path(path)
@@ -21,7 +20,7 @@ class FileLock:
         self._descriptor: int | None = None
 
     def take(self) -> None:
-        """Raises StoreError when another process has it. Taking it twice does nothing."""
+        """Take the lock. Raises StoreError when another process holds it. Taking it twice does nothing."""
         if self._descriptor is not None or fcntl is None:
             return
         try:
@@ -33,7 +32,7 @@ class FileLock:
                 "between processes: stop that one, or give ORACULO_STORE_URL another file"
             ) from None
         except OSError as error:
-            if self._exclusive:  # those who share it can do without, where there are no locks
+            if self._exclusive:  # a shared lock may fail on a file system without locks
                 raise StoreUnavailable(f"{self._path} cannot be locked: {error.strerror}") from error
 
     def _locked(self) -> int:

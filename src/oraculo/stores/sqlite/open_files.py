@@ -1,7 +1,7 @@
-"""Whether the files that SQLite has open are still those in the folder.
+"""A check that SQLite's open files are still the ones in the folder.
 
-SQLite goes on writing to a file that was deleted, or that another was put in the place of, and says nothing: whatever
-is committed from then on is gone with the process.
+SQLite keeps writing to a file that was deleted or replaced, and reports nothing. All later commits are gone when the
+process ends.
 """
 
 import os
@@ -11,25 +11,27 @@ from math import inf
 from oraculo.errors import StoreRefuses
 from oraculo.stores.sqlite.connections import MEMORY
 
-LOOKED_AT_EVERY = 0.1  # seconds: whatever was committed just before they went is gone all the same
+LOOKED_AT_EVERY = 0.1  # seconds between two checks
 
 
 class OpenFiles:
+    """The identities of the file and its log at the time when they were opened."""
+
     def __init__(self, path: str) -> None:
         self._path = path
         self._known: dict[str, tuple[int, int]] = {}
-        self._looked_at = -inf  # monotonic, when they were last the same
+        self._looked_at = -inf  # monotonic time of the last good check
 
     def remember(self) -> None:
-        """Once the file is open, and with it the log, in which the last commits are."""
+        """Record the file and its log, which holds the last commits. Call it once they are open."""
         if self._path == MEMORY:
             return
-        path = os.path.abspath(self._path)  # a handler may change the current folder
-        log = f"{os.path.realpath(path)}-wal"  # SQLite follows links before it names it
+        path = os.path.abspath(self._path)  # the current folder may change later
+        log = f"{os.path.realpath(path)}-wal"  # SQLite resolves links before it names the log
         self._known = {name: found for name in (path, log) if (found := _identity(name))}
 
     def expect_same(self) -> None:
-        """Raises StoreRefuses. One that is put back, and no copy of it, is the same again."""
+        """Raise StoreRefuses when the files were replaced. Moving the original back, not a copy, repairs that."""
         now = time.monotonic()
         if now - self._looked_at < LOOKED_AT_EVERY:
             return

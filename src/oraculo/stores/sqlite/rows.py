@@ -1,7 +1,7 @@
-"""The rows of the SQLite store: a run's changes as rows, and rows as a run's head and tasks.
+"""The rows of the SQLite store: from a run's changes to rows, and from rows to a run.
 
-They are built in the event loop's thread before a commit waits for anything, because the engine goes on changing the
-run; so this is as lean as it can be made.
+Rows are built in the event loop's thread before a commit waits, because the engine goes on changing the run. So this
+code is written for speed.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 class Write:
-    """One run's part of a commit. Column 0 of each row is the run's number, known once the transaction has begun."""
+    """One run's part of a commit. Column 0 of each row is the run's number, which the transaction fills in."""
 
     __slots__ = ("changes", "head", "history", "run_id", "size", "tasks", "version")
 
@@ -46,13 +46,17 @@ class Write:
 
 
 class Update(Write):
+    """The rows of a changed run."""
+
     __slots__ = ()
 
     def __init__(self, changes: Changes) -> None:
         super().__init__(changes, [0, *_changing_columns(changes.run.head, changes.based_on + 1)])
 
 
-class Birth(Write):
+class Insert(Write):
+    """The rows of a new run."""
+
     __slots__ = ("fingerprint", "inputs", "key")
 
     def __init__(self, creation: Creation) -> None:

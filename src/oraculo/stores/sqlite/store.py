@@ -1,10 +1,9 @@
-"""Runs in one SQLite file: durable, with no server.
+"""A store in one SQLite file: durable, and without a server.
 
-- One writer thread. Commits that arrive while one is being written are written together, in one transaction: the disk
-  is synced once for all of them.
-- Readers have connections of their own (the file is in WAL mode): one for the engine, one for people, so that neither a
-  long list nor a long search holds up a commit or a timer.
-- Another process may open the same file: a transaction takes the write lock at once and then compares versions.
+- One thread writes. Commits that arrive during a write are written together next, so that one disk sync serves all.
+- Readers have connections of their own, in WAL mode: one for the engine and one for people. So a long search holds up
+no commit and no timer.
+- Another process may open the same file. A transaction takes the write lock first and then compares versions.
 """
 
 import sqlite3
@@ -27,20 +26,19 @@ from oraculo.stores.sqlite.connection_threads import Lane, Writer
 from oraculo.stores.sqlite.connections import MEMORY, Translated, is_for_want_of_room, make_parent
 from oraculo.stores.sqlite.file_lock import FileLock
 from oraculo.stores.sqlite.open_files import OpenFiles
-from oraculo.stores.sqlite.rows import Birth, Update, entry_of, head_of, task_of
+from oraculo.stores.sqlite.rows import Insert, Update, entry_of, head_of, task_of
 from oraculo.stores.sqlite.transaction import QUERIES, SqliteJob, as_json, prune, write_all
 from oraculo.stores.stored_words import census_of
 
-PRUNED_TASKS = 5_000  # in one transaction, or a few more: commits go on between
+PRUNED_TASKS = 5_000  # about so many in one transaction; commits go on in between
 
 
 class SqliteStore:
-    """Keeps the contract of `ports.store.Storage`.
+    """The store of one SQLite file.
 
-    `inline`: every call runs at once in the caller's thread, for simulations that must be deterministic.
-    `exclusive`: this process alone may serve from the file, for a broker that lives inside it: the timers of another
-    would put commands on queues that no worker of this one sees. False: with others that say so; None: for whoever only
-    looks in, beside either.
+    `inline` runs every call in the caller's thread, for deterministic simulations. `exclusive=True` keeps other
+    processes from serving this file, because the memory broker's queues are in this process. False shares the file with
+    others that say the same. None is for a process that only reads beside either.
     """
 
     name = "sqlite"
@@ -51,13 +49,15 @@ class SqliteStore:
         is_locked = exclusive is not None and path != MEMORY
         self._lock = FileLock(f"{path}.lock", exclusive=bool(exclusive)) if is_locked else None
         self._lanes: list[Lane] = []
-        self._migrated: Sequence[str] = []  # by opening it, until somebody asks
+        self._migrated: Sequence[str] = []  # the steps done by opening it, until `migrate` returns them
 
     # -- opening and closing ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Raises StoreError and not StoreUnavailable: a file that cannot be opened now is no server that comes up. A
-        full disk is another matter: somebody makes room."""
+        """Open the file. A file that cannot be opened raises StoreError, because waiting does not help.
+
+        A full disk is StoreUnavailable: somebody may free space.
+        """
         try:
             await self._open()
         except StoreUnavailable as error:
@@ -80,7 +80,7 @@ class SqliteStore:
         try:
             for lane in self._lanes:
                 await lane.open()
-                if lane is self._lanes[0]:  # before anybody reads
+                if lane is self._lanes[0]:  # before anything reads
                     self._migrated = self._writer.migrated
                     files.remember()
         except BaseException:
@@ -88,7 +88,7 @@ class SqliteStore:
             raise
 
     async def migrate(self) -> Sequence[str]:
-        """Opening it does that too: where others are in the way, it is refused."""
+        """Bring the schema up to date, which opening does. Raises StoreError when other processes use the file."""
         await self.start()
         migrated, self._migrated = list(self._migrated), []
         return migrated
@@ -97,7 +97,7 @@ class SqliteStore:
         if self._lanes:
             await self._writer.finish()
         lanes, self._lanes = self._lanes, []
-        for lane in reversed(lanes):  # the writer last: it is the one that can fold the WAL into the file
+        for lane in reversed(lanes):  # the writer closes last, because only it can checkpoint the WAL
             await lane.close()
         if self._lock is not None:
             self._lock.release()
@@ -140,18 +140,18 @@ class SqliteStore:
         return count
 
     async def _write_all(self, *statements: tuple[str, dict[str, Any]]) -> list[int]:
-        """In one transaction. Returns how many rows each changed."""
+        """Run statements in one transaction. Returns how many rows each changed."""
         return await self._writer.run(lambda connection: write_all(connection, statements))
 
     # -- commits ------------------------------------------------------------------------------------------------
 
     async def commit(self, creations: Sequence[Creation], changes: Sequence[Changes]) -> Committed:
         writer = self._writer
-        with Translated(self._path):  # rows are built before the first await: the run may change after it
-            job = SqliteJob([Birth(creation) for creation in creations], [Update(change) for change in changes])
+        with Translated(self._path):  # rows are built before the first await, because the run may change later
+            job = SqliteJob([Insert(creation) for creation in creations], [Update(change) for change in changes])
         return await writer.commit(job)
 
-    # -- what the engine reads ----------------------------------------------------------------------------------
+    # -- reads of the engine ------------------------------------------------------------------------------------
 
     async def created_with(self, idempotency_key: str, fingerprint: str) -> str | None:
         found = await self._read("created_with", {"key": idempotency_key, "fingerprint": fingerprint})
@@ -182,7 +182,7 @@ class SqliteStore:
     async def unsent(self, limit: int, after: tuple[str, int] | None = None) -> Sequence[Unsent]:
         run_id, task = after or ("", -1)
         found = await self._read("number_of_run", {"id": run_id})
-        # A run that was pruned meanwhile has lost its place: begin again rather than leave something out.
+        # The run `after` may have been pruned: begin again rather than leave something out.
         place = {"n": found[0][0], "number": task} if found else {"n": 0, "number": -1}
         rows = await self._read("unsent", place | {"limit": limit})
         return [Unsent(*row) for row in rows]
@@ -201,7 +201,7 @@ class SqliteStore:
     async def forget_sent(self) -> int:
         return await self._write("forget_commands", {}) + await self._write("forget_dead_letters", {})
 
-    # -- what people read ---------------------------------------------------------------------------------------
+    # -- reads for people ---------------------------------------------------------------------------------------
 
     async def runs(self, query: RunQuery) -> Page:
         before = read_cursor(query.cursor)
@@ -250,8 +250,11 @@ class SqliteStore:
     # -- engines ------------------------------------------------------------------------------------------------
 
     async def attend(self, engine: str, now: float, ttl: float) -> Sequence[str]:
-        """All who use the file have one clock: what was noted later than now was noted before it was set back, and an
-        engine that lives is noted again in a moment."""
+        """Record that this engine lives, and return those that do.
+
+        All users of the file share one clock. A record from the future was written before the clock was set back, and
+        is deleted: an engine that lives writes a new one soon.
+        """
         await self._write_all(
             ("forget_engines", {"before": now - ttl, "after": now + ttl, "name": engine}),
             ("note_engine", {"name": engine, "now": now}),
@@ -282,7 +285,7 @@ class SqliteStore:
 
 
 def _load(run_ids: Sequence[str], connection: sqlite3.Connection) -> dict[str, Snapshot]:
-    connection.execute("BEGIN")  # head and tasks as of one moment
+    connection.execute("BEGIN")  # one transaction, so that head and tasks fit together
     try:
         runs = connection.execute(QUERIES["load_runs"], {"ids": as_json(run_ids)}).fetchall()
         numbers = {"numbers": as_json(row[0] for row in runs)}

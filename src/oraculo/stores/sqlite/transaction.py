@@ -1,4 +1,4 @@
-"""One transaction: what of a group of commits may be written, and the writing of it."""
+"""One transaction: which jobs of a group may be written, and the writing."""
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,14 +13,14 @@ from oraculo.stores.sql import named_queries
 from oraculo.stores.sql.jobs import Job
 from oraculo.stores.sqlite.bulk import Bulk, Lookup
 from oraculo.stores.sqlite.connections import FOREIGN, Transaction, ours, primary_code
-from oraculo.stores.sqlite.rows import Birth, Update
+from oraculo.stores.sqlite.rows import Insert, Update
 
 QUERIES = named_queries("sqlite")
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def write_all(connection: sqlite3.Connection, statements: Sequence[tuple[str, dict[str, Any]]]) -> list[int]:
-    """In one transaction. Returns how many rows each changed."""
+    """Run statements in one transaction. Returns how many rows each changed."""
     with Transaction(connection):
         return [connection.execute(QUERIES[query], parameters).rowcount for query, parameters in statements]
 
@@ -29,21 +29,26 @@ def as_json(values: Iterable[Any]) -> str:
     return msgspec.json.encode(list(values)).decode()
 
 
-class SqliteJob(Job[Birth, Update]):
+class SqliteJob(Job[Insert, Update]):
+    """A commit of this store."""
+
     __slots__ = ()
 
 
-# -- one transaction, in the writer's thread ------------------------------------------------------------------------
+# -- writing, in the writer's thread --------------------------------------------------------------------------------
 
 
 def is_busy(outcome: Committed | StoreError) -> bool:
-    """Whether another process was writing, so that nothing was tried."""
+    """Return True when another process was writing, so that nothing was written."""
     cause = outcome.__cause__ if isinstance(outcome, StoreError) else None
     return isinstance(cause, Exception) and primary_code(cause) in _BUSY
 
 
 def write_group(group: Sequence[SqliteJob], path: str, connection: sqlite3.Connection) -> list[Committed | StoreError]:
-    """All in one transaction; if that fails, each in its own, so that a bad one does not sink the others."""
+    """Write a group in one transaction.
+
+    If that fails, write each job alone, so that a bad one does not stop the others.
+    """
     try:
         return list(_write_together(connection, group))
     except FOREIGN as error:
@@ -61,7 +66,7 @@ def _write_together(connection: sqlite3.Connection, group: Sequence[SqliteJob]) 
 
 
 class _Stored:
-    """What a transaction knows of a run that is in the file, or will be by its end."""
+    """The state of a run in the file, or by the end of the transaction."""
 
     __slots__ = ("fingerprint", "n", "run_id", "version")
 
@@ -73,16 +78,16 @@ class _Stored:
 
 
 class _Ledger:
-    """Decides what of a group may be written, against what is stored and what the group itself wrote before."""
+    """The decisions on what may be written, given what is stored and what this group wrote before."""
 
     def __init__(self, connection: sqlite3.Connection, group: Sequence[SqliteJob]) -> None:
-        births = [birth for job in group for birth in job.births]
+        inserts = [insert for job in group for insert in job.inserts]
         updates = (update for job in group for update in job.updates)
         self._connection = connection
-        self._by_id = self._stored_runs({write.run_id for write in chain(births, updates)})
-        self._by_key = self._used_keys({birth.key for birth in births if birth.key is not None})
-        self._next_number = self._take_numbers(len(births)) if births else 0
-        self._births: list[Birth] = []
+        self._by_id = self._stored_runs({write.run_id for write in chain(inserts, updates)})
+        self._by_key = self._used_keys({insert.key for insert in inserts if insert.key is not None})
+        self._next_number = self._take_numbers(len(inserts)) if inserts else 0
+        self._inserts: list[Insert] = []
         self._updates: list[Update] = []
 
     def _stored_runs(self, ids: set[str]) -> dict[str, _Stored]:
@@ -97,22 +102,22 @@ class _Ledger:
         return int(last) - count + 1
 
     def enter(self, job: SqliteJob) -> Committed:
-        created = [self._enter_birth(birth) for birth in job.births]
+        created = [self._enter_birth(insert) for insert in job.inserts]
         return Committed(created, frozenset(u.run_id for u in job.updates if not self._enter_update(u)))
 
-    def _enter_birth(self, birth: Birth) -> Created:
-        if birth.key is not None and (stored := self._by_key.get(birth.key)):
-            return _again(birth, stored, CreationOutcome.KEY_REUSED)
-        if stored := self._by_id.get(birth.run_id):
-            return _again(birth, stored, CreationOutcome.ID_IN_USE)
-        stored = _Stored(birth.run_id, self._next_number, birth.version, birth.fingerprint)
+    def _enter_birth(self, insert: Insert) -> Created:
+        if insert.key is not None and (stored := self._by_key.get(insert.key)):
+            return _again(insert, stored, CreationOutcome.KEY_REUSED)
+        if stored := self._by_id.get(insert.run_id):
+            return _again(insert, stored, CreationOutcome.ID_IN_USE)
+        stored = _Stored(insert.run_id, self._next_number, insert.version, insert.fingerprint)
         self._next_number += 1
-        self._by_id[birth.run_id] = stored
-        if birth.key is not None:
-            self._by_key[birth.key] = stored
-        birth.belong_to(stored.n)
-        self._births.append(birth)
-        return Created(CreationOutcome.CREATED, birth.run_id)
+        self._by_id[insert.run_id] = stored
+        if insert.key is not None:
+            self._by_key[insert.key] = stored
+        insert.belong_to(stored.n)
+        self._inserts.append(insert)
+        return Created(CreationOutcome.CREATED, insert.run_id)
 
     def _enter_update(self, update: Update) -> bool:
         stored = self._by_id.get(update.run_id)
@@ -124,25 +129,25 @@ class _Ledger:
         return True
 
     def write(self) -> None:
-        births, updates = self._births, self._updates
-        _INSERT_RUNS.run(self._connection, [birth.head for birth in births])
-        _INSERT_INPUTS.run(self._connection, [birth.inputs for birth in births])
+        inserts, updates = self._inserts, self._updates
+        _INSERT_RUNS.run(self._connection, [insert.head for insert in inserts])
+        _INSERT_INPUTS.run(self._connection, [insert.inputs for insert in inserts])
         if len(updates) == 1:
             n, *changing = updates[0].head
             self._connection.execute(QUERIES["update_head"], [*changing, n])
         else:
             for part in _without_repeats(updates):
                 _UPDATE_HEADS.run(self._connection, [update.head for update in part])
-        _WRITE_TASKS.run(self._connection, [row for write in chain(births, updates) for row in write.tasks])
-        _INSERT_HISTORY.run(self._connection, [row for write in chain(births, updates) for row in write.history])
+        _WRITE_TASKS.run(self._connection, [row for write in chain(inserts, updates) for row in write.tasks])
+        _INSERT_HISTORY.run(self._connection, [row for write in chain(inserts, updates) for row in write.history])
 
 
-def _again(birth: Birth, stored: _Stored, otherwise: CreationOutcome) -> Created:
-    return Created(CreationOutcome.SAME if stored.fingerprint == birth.fingerprint else otherwise, stored.run_id)
+def _again(insert: Insert, stored: _Stored, otherwise: CreationOutcome) -> Created:
+    return Created(CreationOutcome.SAME if stored.fingerprint == insert.fingerprint else otherwise, stored.run_id)
 
 
 def _without_repeats(updates: list[Update]) -> Iterator[list[Update]]:
-    """UPDATE … FROM does not say which of two rows for one run wins, so each part has a run only once."""
+    """Yield parts in which each run occurs once: UPDATE … FROM picks any of several rows for one run."""
     part: dict[str, Update] = {}
     for update in updates:
         if update.run_id in part:
