@@ -102,10 +102,10 @@ class _Ledger:
         return int(last) - count + 1
 
     def enter(self, job: SqliteJob) -> Committed:
-        created = [self._enter_birth(insert) for insert in job.inserts]
+        created = [self._enter_insert(insert) for insert in job.inserts]
         return Committed(created, frozenset(u.run_id for u in job.updates if not self._enter_update(u)))
 
-    def _enter_birth(self, insert: Insert) -> Created:
+    def _enter_insert(self, insert: Insert) -> Created:
         if insert.key is not None and (stored := self._by_key.get(insert.key)):
             return _again(insert, stored, CreationOutcome.KEY_REUSED)
         if stored := self._by_id.get(insert.run_id):
