@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test coverage check bench simulate planted-bugs docs site lock clean
+.PHONY: help run test coverage check bench simulate planted-bugs docs site release lock clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -33,6 +33,7 @@ check: $(VENV)/.dev  ## ruff, mypy strict, the import layers, generated files, t
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy tests/typing_cases.py
 	$(BIN)/lint-imports
 	$(BIN)/python -m scripts.generate_docs --check
 	$(BUILD_SITE)
@@ -51,6 +52,10 @@ docs: $(VENV)/.dev  ## write the generated files anew
 
 site: $(VENV)/.dev  ## build the site of the docs into site/
 	$(BUILD_SITE)
+
+release: $(VENV)/.dev  ## build wheel and sdist, and try each in a fresh environment
+	rm -rf dist && $(BIN)/python -m hatchling build
+	$(BIN)/python -m scripts.try_release dist/*
 
 lock: $(VENV)/.dev  ## choose the versions of all dependencies anew
 	cd requirements && UV_CUSTOM_COMPILE_COMMAND="make lock" && export UV_CUSTOM_COMPILE_COMMAND && \

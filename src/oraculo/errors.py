@@ -197,9 +197,5 @@ class InvariantBroken(OraculoError, AssertionError):
 
 
 def how_to_add(extra: str) -> str:
-    """Return what to run when a package is missing.
-
-    The index of Python packages has another project of our name. pip does not ask the index for it where we are
-    installed already, so the advice says where to run it.
-    """
-    return f"pip install 'oraculo[{extra}]' where ORÁCULO is installed"
+    """Return the command that installs a missing extra."""
+    return f"pip install 'oraculo-core[{extra}]'"

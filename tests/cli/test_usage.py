@@ -343,7 +343,7 @@ def test_a_broker_whose_client_is_missing_is_named_with_its_extra(
     (told,) = done.stderr.splitlines()
     assert told.startswith(f"oraculo: ORACULO_BROKER_URL: {url.partition(':')[0]}:// needs a client")
     assert f"({module}" in told
-    assert told.endswith(f"pip install 'oraculo[{extra}]' where ORÁCULO is installed")
+    assert told.endswith(f"pip install 'oraculo-core[{extra}]'")
 
 
 def test_the_memory_broker_takes_over_from_no_other() -> None:
@@ -369,13 +369,13 @@ def test_a_store_whose_client_is_missing_is_named_with_its_extra(
     monkeypatch.setitem(sys.modules, module, None)
     told = complaint(invoke("serve", "--port", "0", env={"ORACULO_STORE_URL": url}))
     assert f"({module})" in told
-    assert f"pip install 'oraculo[{extra}]' where ORÁCULO is installed" in told
+    assert f"pip install 'oraculo-core[{extra}]'" in told
 
 
 @pytest.mark.parametrize(
     ("url", "advice"),
     [
-        ("s3://b/o", "(No module named 'fsspec'): pip install 'oraculo[s3]' where ORÁCULO is installed"),
+        ("s3://b/o", "(No module named 'fsspec'): pip install 'oraculo-core[s3]'"),
         ("gs://b/o", "(No module named 'fsspec'): pip install fsspec"),
     ],
 )
