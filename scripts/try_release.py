@@ -27,12 +27,17 @@ def try_distribution(distribution: Path, port: int) -> str:
         subprocess.run([*pip, f"{distribution.resolve()}[speed]"], check=True)
         command = environment / "bin" / "oraculo"
         version = subprocess.run([command, "--version"], check=True, capture_output=True, text=True).stdout.strip()
-        server = subprocess.Popen([command, "dev", "--port", str(port)], cwd=folder, stdout=subprocess.DEVNULL)
-        try:
-            _run_one(port)
-        finally:
-            server.terminate()
-            server.wait(30)
+        with (Path(folder) / "log").open("w+b") as log:
+            server = subprocess.Popen([command, "dev", "--port", str(port)], cwd=folder, stdout=log, stderr=log)
+            try:
+                _run_one(port)
+            except OSError:
+                log.seek(0)
+                sys.stderr.buffer.write(log.read())
+                raise
+            finally:
+                server.terminate()
+                server.wait(30)
         return version
 
 

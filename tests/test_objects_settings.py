@@ -74,10 +74,7 @@ def test_a_url_that_names_no_place_is_told(url: str) -> None:
     assert caught.value.faults[0].field == "ORACULO_OBJECTS_URL"
 
 
-WITHOUT_S3 = "pip install 'oraculo-core[s3]'"
-
-
-@pytest.mark.parametrize(("scheme", "words"), [("s3", WITHOUT_S3), ("nonsense", "cannot be used")])
+@pytest.mark.parametrize(
     ("scheme", "words"), [("s3", "pip install 'oraculo-core[s3]'"), ("nonsense", "cannot be used")]
 )
 def test_what_cannot_be_reached_from_here_is_told(scheme: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,8 @@ def test_the_source_distribution_has_what_make_test_needs(tmp_path: Path) -> Non
     needed = {"Makefile", "pyproject.toml", "requirements/run.txt", "requirements/dev.txt", "README.pt-BR.md"}
     assert needed <= names
     assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "scripts").glob("*") if path.is_file()} <= names
+    source = {path.relative_to(ROOT).as_posix() for path in (ROOT / "src").rglob("*.py")}
+    assert source <= names
 
 
 def test_the_distribution_is_oraculo_core_and_the_command_oraculo() -> None:
