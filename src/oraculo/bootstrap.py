@@ -31,7 +31,7 @@ from oraculo.stores.objects import FolderObjects, RemoteObjects
 from oraculo.stores.sqlite import MEMORY, SqliteStore
 from oraculo.telemetry.hub import Hub
 from oraculo.telemetry.logs import LogSubscriber
-from oraculo.wire.naming import QueueNames, told_apart
+from oraculo.wire.naming import QueueNames, numbered
 from oraculo.worker import App, Worker
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def make_adapters(settings: Settings, clock: Clock, *, sends_canaries: bool = Fa
 
 def _broker_names(urls: Sequence[str]) -> list[str]:
     """What was sent is noted under them, so they depend on nothing but the order of the URLs."""
-    return told_apart([_BROKER_EXTRAS.get(_scheme(url), _scheme(url)) for url in urls])
+    return numbered([_BROKER_EXTRAS.get(_scheme(url), _scheme(url)) for url in urls])
 
 
 def _make_adapter(url: str, name: str, all_settings: Settings, clock: Clock, silence: float | None) -> FullBroker:

@@ -5,7 +5,7 @@ import pytest
 
 from oraculo.settings import RunSettings, Settings, WorkerSettings
 from oraculo.testing.harness import Harness
-from oraculo.wire.tracebacks import parted
+from oraculo.wire.tracebacks import split_traceback
 from oraculo.worker import App
 
 app = App("loja")
@@ -40,7 +40,7 @@ QUICK = RunSettings(backoff=0.01, max_attempts=2)
 
 async def traces(oraculo: Harness, run_id: str) -> list[str]:
     entries = await oraculo.operations.history(run_id)
-    return [trace for entry in entries if (trace := parted(entry.detail)[1]) is not None]
+    return [trace for entry in entries if (trace := split_traceback(entry.detail)[1]) is not None]
 
 
 @pytest.mark.parametrize("queue", ["executador_x", "executador_y"])

@@ -1,4 +1,4 @@
-"""What may be reached behind the bridges: what the settings name, and never the transports' own names."""
+"""The settings name what may be reached behind the bridges, and never the transports' own names."""
 
 import pytest
 
@@ -116,7 +116,7 @@ def test_a_queue_and_its_jobs_are_reached_when_a_pattern_names_them(url: str, ta
     ],
 )
 def test_for_old_bull_a_job_named_as_its_step_has_no_name(url: str, task_id: str, is_allowed: bool) -> None:
-    """It goes to whoever takes jobs without one, so a pattern for `cobrar` does not allow it."""
+    """Any worker takes a job without a name, so a pattern for `cobrar` does not allow it."""
     allow = BullmqAllow(("pagamentos:cobrar", "outra:__default__"), legacy=True)
     fault = allow.fault(bridge_of(url), task_id)
     assert (fault is None) == is_allowed

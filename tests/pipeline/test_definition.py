@@ -1,4 +1,4 @@
-"""What a definition means, what is kept of it, and the graph that its steps make."""
+"""The meaning of a definition, its stored form, and the graph of its steps."""
 
 import json
 from typing import Any

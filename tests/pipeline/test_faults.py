@@ -1,4 +1,4 @@
-"""How each fault of a definition is named."""
+"""The name of each fault of a definition."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which queues requests, pipelines and calls may name."""
+"""The queues that requests, pipelines and calls may name."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is refused of a JSON text before anything reads it."""
+"""A JSON text with a fault is refused before anything reads it."""
 
 import gzip
 import json

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from oraculo.wire import naming
-from oraculo.wire.naming import QueueNames, told_apart
+from oraculo.wire.naming import QueueNames, numbered
 
 
 @pytest.mark.parametrize("name", ["a", "escavador_youtube", "images-queue", "a.b.C-9", "x" * 128])
@@ -140,6 +140,6 @@ def test_of_a_huge_value_only_the_beginning_is_looked_at() -> None:
     assert time.process_time() - started < 0.5
 
 
-def test_things_of_one_kind_are_told_apart_by_their_order() -> None:
-    assert told_apart(["redis", "rabbitmq", "redis", "redis"]) == ["redis", "rabbitmq", "redis-2", "redis-3"]
-    assert told_apart([]) == []
+def test_things_of_one_kind_are_numbered_by_their_order() -> None:
+    assert numbered(["redis", "rabbitmq", "redis", "redis"]) == ["redis", "rabbitmq", "redis-2", "redis-3"]
+    assert numbered([]) == []

@@ -31,7 +31,7 @@ def test_the_ends_of_time_do_not_overflow(text: str) -> None:
 
 
 def test_a_text_that_is_too_long_to_be_one_is_not_kept() -> None:
-    """It came from outside, and may be of any length."""
+    """A text from outside may have any length, so the cache must not hold it."""
     long = "2025-10-14T12:00:00Z" + "x" * 1000
     held = sys.getrefcount(long)
     assert from_iso(long) is None

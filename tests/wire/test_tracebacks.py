@@ -7,14 +7,14 @@ from oraculo.core.aggregate import aggregate
 from oraculo.core.events import Answered
 from oraculo.core.machine import answers
 from oraculo.core.views import entry_view, run_view
-from oraculo.wire.tracebacks import MAX_TRACEBACK, bounded_traceback, parted
+from oraculo.wire.tracebacks import MAX_TRACEBACK, bounded_traceback, split_traceback
 from tests.core.building import Driver, fan_out
 
 TRACE = 'Traceback (most recent call last):\n  File "loja.py", line 3, in cobrar\nValueError: não há saldo\n'
 
 
 def kept(driver: Driver) -> list[str]:
-    return [trace for entry in driver.history if (trace := parted(entry.detail)[1]) is not None]
+    return [trace for entry in driver.history if (trace := split_traceback(entry.detail)[1]) is not None]
 
 
 def fails(driver: Driver, traceback: object, **fields: object) -> None:

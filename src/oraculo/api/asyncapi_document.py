@@ -14,7 +14,7 @@ from oraculo.pipeline.bridges import queue_of
 from oraculo.pipeline.definition import Definition, Step
 from oraculo.settings.urls import node_urls
 from oraculo.wire import naming
-from oraculo.wire.naming import QueueNames, told_apart
+from oraculo.wire.naming import QueueNames, numbered
 
 SPECIFICATION = "3.0.0"
 
@@ -114,7 +114,7 @@ def _read_brokers(urls: Iterable[str]) -> list[_Broker]:
     """Those that others can reach: `memory://` is inside one process. Each has the name that `GET /filas` tells."""
     clusters = [[urlsplit(node) for node in node_urls(url)] for url in urls]
     found = [(_BROKER_KINDS[nodes[0].scheme], nodes) for nodes in clusters if nodes[0].scheme in _BROKER_KINDS]
-    names = told_apart([kind.name for kind, _ in found])
+    names = numbered([kind.name for kind, _ in found])
     return [_read_broker(name, kind, nodes) for name, (kind, nodes) in zip(names, found, strict=True)]
 
 

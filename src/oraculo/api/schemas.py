@@ -10,7 +10,7 @@ from oraculo.core.run import Channel, DeliveryStatus, RunStatus, TaskStatus
 from oraculo.engine.pipelines import Origin
 from oraculo.pipeline.bridges import KEYWORDS, PAYLOAD
 from oraculo.pipeline.bridges import QUEUES as BRIDGES
-from oraculo.pipeline.definition import JOB_TYPES, MAX_SECONDS, TOLD_KEYS, OnLate
+from oraculo.pipeline.definition import ADDED_KEYS, JOB_TYPES, MAX_SECONDS, OnLate
 from oraculo.wire.naming import MAX_NAME
 
 Schema = dict[str, Any]
@@ -272,7 +272,7 @@ _STEP_DEFAULTS = tuple(_STEP_FIELDS)
 _SOMEWHERE = [{"required": ["queue"]}, {"required": ["celery"]}]  # a task whose arguments fit in no URL
 _STEP_OMITTED = ("queue", "celery", "bullmq", "dependsOn", "config", "timeout", "optional")
 
-_IGNORED: Schema = {name: {"description": "As it was told; ignored."} for name in sorted(TOLD_KEYS)}
+_IGNORED: Schema = {name: {"description": "As it was told; ignored."} for name in sorted(ADDED_KEYS)}
 _PIPELINE_REQUEST = record(
     {
         **_PIPELINE_FIELDS,

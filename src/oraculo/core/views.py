@@ -13,7 +13,7 @@ from oraculo.core.phase import Looks, phase_of
 from oraculo.core.plan import Plan
 from oraculo.core.run import Delivery, Run, RunHead, RunStatus, Task
 from oraculo.wire.timestamps import to_iso
-from oraculo.wire.tracebacks import parted
+from oraculo.wire.tracebacks import split_traceback
 
 _encoder = msgspec.json.Encoder()
 _NO_LOOKS: Looks = MappingProxyType({})
@@ -100,7 +100,7 @@ def _delivery_view(delivery: Delivery) -> dict[str, Any]:
 
 def entry_view(plan: Plan, entry: HistoryEntry) -> dict[str, Any]:
     """One line of a run's history. What workers wrote is shown as it is."""
-    detail, traceback = parted(entry.detail)
+    detail, traceback = split_traceback(entry.detail)
     if detail is not None and entry.what in _OF_DELIVERIES:
         detail = masked(detail)
     return {

@@ -1,1 +1,1 @@
-"""What users write: pipeline definitions, their faults, retries, and steps of other systems."""
+"""Pipelines as users write them: definitions, their faults, retries, and steps of other systems."""

@@ -8,7 +8,7 @@ from oraculo.wire.naming import near_miss
 
 
 def mistyped_types(definition: Definition) -> list[Fault]:
-    """Warn of types that are no job types but near one: each has become the queue of its own name."""
+    """Return a warning for each type that is nearly a job type. Its step goes to a queue named like the type."""
     return [
         Fault(f"{place}.type", f"'{step.type}' is no job type, so its queue is '{step.queue}'; did you mean '{meant}'?")
         for place, step in _steps_of_ours(definition)
@@ -17,7 +17,10 @@ def mistyped_types(definition: Definition) -> list[Fault]:
 
 
 def unserved_queues(definition: Definition, consumers: Mapping[str, int | None], known: Collection[str]) -> list[Fault]:
-    """Warn of queues without a consumer; a count that is missing or None is not known. `known` may be meant instead."""
+    """Return a warning for each queue without a consumer, with the similar name from `known` that may be meant.
+
+    A count in `consumers` that is missing or None is not known, and gives no warning.
+    """
     return [
         Fault(f"{place}.queue", f"nobody listens on queue '{step.queue}' now{_meant(step.queue, known)}")
         for place, step in _steps_of_ours(definition)
@@ -26,7 +29,7 @@ def unserved_queues(definition: Definition, consumers: Mapping[str, int | None],
 
 
 def _steps_of_ours(definition: Definition) -> Iterator[tuple[str, Step]]:
-    """The steps that no bridge takes, each with its place in the file."""
+    """Yield the steps that no bridge takes, each with its place in the file."""
     for number, step in enumerate(definition.steps):
         if step.bridge is None:
             yield f"steps[{number}] ({step.id})", step

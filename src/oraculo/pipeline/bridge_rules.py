@@ -1,7 +1,7 @@
 """The tasks, queues and jobs of Celery and BullMQ that runs may reach, as the settings name them.
 
-A pattern is a name in which `*` stands for any text and `?` for one character. The names that Celery's transport keeps
-for itself are never reached, whatever the patterns say: a message there breaks the workers behind it.
+A pattern is a name in which `*` stands for any text and `?` for one character. No pattern reaches the names that
+Celery's transport keeps for itself, because a message there breaks the workers behind it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -49,7 +49,7 @@ class CeleryAllow(msgspec.Struct, frozen=True):
 class BullmqAllow(msgspec.Struct, frozen=True):
     """The patterns for BullMQ: `queue` stands for all of its jobs, `queue:job` for the jobs of that name.
 
-    `legacy`: for old Bull, where a job that has its step's id as its name has none.
+    With `legacy` the system is old Bull, where a job named like its step has no name.
     """
 
     queues: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
-"""Destinations that are not queues of ours: a Celery task, a BullMQ queue.
+"""Destinations in other systems: a Celery task or a BullMQ queue.
 
-A step that names one sends its command to the bridge's own queue, with `ponte` in it to say where it is to go on. The
-bridge reads that queue like a worker and answers like one, so everything else is the same for such a step.
+The command of such a step goes to the bridge's own queue. Its field `ponte` says where the bridge passes it on. The
+bridge reads that queue and answers like a worker, so everything else is the same for such a step.
 """
 
 import re
@@ -16,20 +16,20 @@ from oraculo.wire import naming
 
 CELERY = "celery"
 BULLMQ = "bullmq"
-QUEUES: Mapping[str, str] = {CELERY: "ponte-celery", BULLMQ: "ponte-bullmq"}  # of commands for each bridge
+QUEUES: Mapping[str, str] = {CELERY: "ponte-celery", BULLMQ: "ponte-bullmq"}  # from which each bridge reads commands
 
 KEYWORDS = "kwargs"  # the payload's fields, or a pipeline step's config, are the task's keyword arguments
 PAYLOAD = "payload"  # the whole payload is the task's only argument
 
 _TARGET = re.compile(r"[^\s/?#:]{1,200}")
-_ESCAPED = str.maketrans({sign: f"%{ord(sign):02X}" for sign in "%&+"})  # what a query would read otherwise
-_MOST_ATTEMPTS = 1000
-_MOST_NAME_BYTES = 255
+_ESCAPED = str.maketrans({sign: f"%{ord(sign):02X}" for sign in "%&+"})  # a query reads these signs as something else
+_MAX_ATTEMPTS = 1000
+_MAX_NAME_BYTES = 255
 _RIGHT = {
     CELERY: "celery://task.name, or celery://task.name?queue=high&send=payload",
     BULLMQ: "bullmq://images-queue, or bullmq://images-queue?name=job&attempts=3",
 }
-# The keys of each block in a pipeline, beside the one that names the target.
+# The key that names the target, and the keys that a URL and a block of a pipeline may have.
 _TARGET_KEY = {CELERY: "task", BULLMQ: "queue"}
 _URL_KEYS = {CELERY: frozenset({"queue", "send"}), BULLMQ: frozenset({"name", "attempts"})}
 _BLOCK_KEYS = {
@@ -52,20 +52,20 @@ class Bridge(
         "attempts": "tentativas",
     },
 ):
-    """Where a command goes on: `kind` and `target` always, the rest as the user said."""
+    """The place in another system to which a command is passed on. `kind` and `target` are always given."""
 
     kind: str
     target: str  # the Celery task's name, or the BullMQ queue's
-    queue: str = ""  # Celery: the queue that its workers read; empty: as the task is routed by default
+    queue: str = ""  # Celery: the queue that its workers read; empty for the default queue
     send: str = KEYWORDS  # Celery
     args: list[Any] = []  # Celery: positional arguments
     kwargs: dict[str, Any] = {}  # Celery: keyword arguments over those of the payload
-    name: str = ""  # BullMQ: the job's name; empty: the step's type
-    attempts: int = 0  # BullMQ's own; 0: one
+    name: str = ""  # BullMQ: the job's name; empty for the step's type
+    attempts: int = 0  # of BullMQ itself; 0 means one
 
     @property
     def url(self) -> str:
-        """As a user would write it, without arguments."""
+        """The URL that a user would write, without arguments."""
         options = {"queue": self.queue, "send": "" if self.send == KEYWORDS else self.send}
         if self.kind == BULLMQ:
             options = {"name": self.name, "attempts": str(self.attempts or "")}
@@ -74,12 +74,12 @@ class Bridge(
 
 
 class Beyond(NamedTuple):
-    """What the other system says of the place where commands go on."""
+    """The state of a queue in another system, as that system reports it."""
 
     place: str  # for people
-    waiting: int  # that nobody has taken yet
-    held: int | None = None  # that somebody is at work on; None: it does not tell
-    listening: int | None = None  # who would take them; None: it does not tell
+    waiting: int  # messages that nobody has taken yet
+    held: int | None = None  # messages in work; None when the system does not say
+    listening: int | None = None  # consumers; None when the system does not say
     is_paused: bool = False
 
 
@@ -88,7 +88,7 @@ def is_bridge(destination: object) -> bool:
 
 
 def destination_fault(destination: str) -> str | None:
-    """Why a command cannot be sent there, be it a queue or beyond a bridge, or None when it can."""
+    """Return why no command can go to this queue or URL, or None when one can."""
     if not is_bridge(destination):
         return naming.queue_fault(destination)
     read = read_bridge(destination)
@@ -96,12 +96,12 @@ def destination_fault(destination: str) -> str | None:
 
 
 def queue_of(destination: str) -> str:
-    """The queue of ours that commands for it go to, when it has no fault."""
+    """Return the queue of ours to which commands for a valid destination go."""
     return QUEUES[destination.partition("://")[0]] if is_bridge(destination) else destination
 
 
 def read_bridge(url: str) -> Bridge | str:
-    """Out of a URL; a text: what is wrong with it."""
+    """Return the bridge that a URL names, or its fault as a text."""
     kind, _, rest = url.partition("://")
     if kind not in QUEUES:
         return (
@@ -123,7 +123,7 @@ def read_bridge(url: str) -> Bridge | str:
 
 
 def read_block(kind: str, block: object) -> Bridge | list[Fault]:
-    """Out of the `celery` or `bullmq` object of a step; a list: all that is wrong with it."""
+    """Return the bridge that the `celery` or `bullmq` object of a step names, or all its faults."""
     if not isinstance(block, dict):
         return [Fault("", f"must be an object, as {{{_TARGET_KEY[kind]}: …}}; got {naming.shown(block)}")]
     faults = [
@@ -156,27 +156,27 @@ def _option_faults(kind: str, block: Mapping[str, Any]) -> list[Fault]:
     key = "queue" if kind == CELERY else "name"
     if not isinstance(value := block.get(key, ""), str) or not value.isprintable() or len(value) > 200:
         faults.append(Fault(key, f"must be a text of at most 200 characters; got {naming.shown(value)}"))
-    elif kind == CELERY and len(value.encode()) > _MOST_NAME_BYTES:
-        told = f"must have at most {_MOST_NAME_BYTES} bytes in UTF-8, as AMQP's names; it has {len(value.encode())}"
-        faults.append(Fault(key, told))
+    elif kind == CELERY and len(value.encode()) > _MAX_NAME_BYTES:
+        problem = f"must have at most {_MAX_NAME_BYTES} bytes in UTF-8, a limit of AMQP; it has {len(value.encode())}"
+        faults.append(Fault(key, problem))
     if kind == CELERY and (send := block.get("send", KEYWORDS)) not in (KEYWORDS, PAYLOAD):
         faults.append(Fault("send", f"must be {KEYWORDS} or {PAYLOAD}; got {naming.shown(send)}"))
     attempts = block.get("attempts", 1)
-    if isinstance(attempts, bool) or not isinstance(attempts, int) or not 1 <= attempts <= _MOST_ATTEMPTS:
+    if isinstance(attempts, bool) or not isinstance(attempts, int) or not 1 <= attempts <= _MAX_ATTEMPTS:
         faults.append(
-            Fault("attempts", f"must be a whole number from 1 to {_MOST_ATTEMPTS}; got {naming.shown(attempts)}")
+            Fault("attempts", f"must be a whole number from 1 to {_MAX_ATTEMPTS}; got {naming.shown(attempts)}")
         )
     for key, right in (("args", list), ("kwargs", dict)):
         if key in block and not isinstance(block[key], right):
-            told = f"must be {'a list' if right is list else 'an object'}; got {naming.shown(block[key])}"
-            faults.append(Fault(key, told))
+            problem = f"must be {'a list' if right is list else 'an object'}; got {naming.shown(block[key])}"
+            faults.append(Fault(key, problem))
         elif key in block and not _is_json(block[key]):
             faults.append(Fault(key, "must hold nothing but texts, numbers, true, false, null, lists and objects"))
     return faults
 
 
 def _is_json(value: object) -> bool:
-    """Whether it comes back the same: a date or a key that is a number would not."""
+    """Return whether a value survives JSON unchanged. A date does not, nor does a key that is a number."""
     try:
         return bool(msgspec.json.decode(msgspec.json.encode(value)) == value)
     except (TypeError, ValueError, RecursionError):

@@ -1,6 +1,6 @@
-"""A pipeline's definition: its types, and the reading of one from data, naming each step and fault.
+"""A pipeline's definition: its types, how it is read from decoded YAML or JSON, and its faults by step and field.
 
-A fan-out is a definition too, of steps without dependencies; so a run is always the run of a definition.
+A fan-out is a definition of steps without dependencies, so every run is the run of a definition.
 """
 
 import hashlib
@@ -19,10 +19,10 @@ from oraculo.pipeline.bridges import Bridge
 from oraculo.pipeline.retry import DEFAULT_RETRY, RetryPolicy
 from oraculo.wire import naming
 
-DEFAULT_TIMEOUT = 300.0  # what a stored definition means that says none: it cannot change
+DEFAULT_TIMEOUT = 300.0  # never changes, because stored definitions leave it out
 MAX_SECONDS = 365 * 86400.0
 MAX_STEPS = 100_000
-MAX_FAULTS = 20  # a file with more is not mended in one go anyway
+MAX_FAULTS = 20  # nobody mends more in one go
 
 # The job types of the video application and the queues of their workers.
 JOB_TYPES: Mapping[str, str] = {
@@ -33,23 +33,23 @@ JOB_TYPES: Mapping[str, str] = {
     "PROMOTIONAL_VIDEO": "video-queue",
 }
 
-# Short, since it is stored and reckoned with: Python does not read a number of thousands of digits.
+# Short, because Python does not read a number of thousands of digits.
 _PERCENTAGE = re.compile(r"([0-9]{1,3}(\.[0-9]{0,6})?|\.[0-9]{1,6})%")
-_LONGEST = 14_000  # bits of a whole number: some 4,200 digits, about as many as Python writes
+_MAX_BITS = 14_000  # of a whole number: some 4,200 digits, about as many as Python writes
 
-# An unparsed value that is not there. msgspec leaves it out of what it writes by its identity, so there is only one.
+# A missing JSON value. msgspec recognises a default by its identity when it encodes, so there is only this one.
 NO_JSON = msgspec.Raw()
 
 
 class OnLate(StrEnum):
-    """What an answer does that comes after its task timed out."""
+    """The effect of an answer that comes after its task timed out."""
 
     RECORD = "record"
     AMEND = "amend"
 
 
 class Kind(StrEnum):
-    """How a run was asked for: it decides how the run's end status follows from its tasks'."""
+    """The form of the request. The end status of a run follows from its tasks by different rules for each."""
 
     FAN_OUT = "fan_out"
     PIPELINE = "pipeline"
@@ -67,7 +67,7 @@ class Step(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, rename="ca
     retry: RetryPolicy = DEFAULT_RETRY
     timeout: float | None = None
     optional: bool = False
-    bridge: Bridge | None = None  # then `queue` is that of the bridge
+    bridge: Bridge | None = None  # when given, `queue` is the bridge's own
 
 
 class Definition(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
@@ -91,8 +91,7 @@ def encode_definition(definition: Definition) -> bytes:
 
 
 def decode_definition(body: bytes) -> Definition:
-    """The reverse of `encode_definition`: for what a store kept, which was valid when it went in. Raises
-    WrittenByNewer."""
+    """Return the definition that a store kept. Raises WrittenByNewer when it is not one of this version."""
     try:
         return _decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -104,7 +103,7 @@ def content_hash(encoded: bytes) -> str:
 
 
 def quorum_needed(quorum: int | str | None, total: int) -> int | None:
-    """How many successes end the run early; None when it waits for all."""
+    """Return how many successes end the run early, or None when it waits for all tasks."""
     if quorum is None or quorum == "all":
         return None
     if isinstance(quorum, int):
@@ -113,7 +112,7 @@ def quorum_needed(quorum: int | str | None, total: int) -> int | None:
 
 
 def quorum_fault(quorum: object, total: int) -> str | None:
-    """Why `quorum` cannot be one for `total` tasks, or None when it can."""
+    """Return why `quorum` is not valid for `total` tasks, or None when it is."""
     right = f'must be "all", a whole number from 1 to {total}, or a percentage such as "60%"'
     if quorum is None or quorum == "all":
         return None
@@ -127,7 +126,7 @@ def quorum_fault(quorum: object, total: int) -> str | None:
 
 
 def seconds_fault(value: object, *, zero: bool = False) -> str | None:
-    """Why `value` cannot be a length of time, or None when it can. `zero`: it may be none at all."""
+    """Return why `value` is not a length of time, or None when it is. `zero` allows 0."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return f"must be a number of seconds; got {naming.shown(value)}"
     if 0 < value <= MAX_SECONDS or (zero and value == 0):
@@ -147,14 +146,15 @@ def parse_pipeline(
     default_timeout: float = DEFAULT_TIMEOUT,
     queue_fault: QueueFault | None = None,
 ) -> Definition:
-    """Reads a definition out of decoded YAML or JSON. Raises InvalidPipeline with every fault found.
+    """Return the definition in decoded YAML or JSON. Raises InvalidPipeline with every fault.
 
-    `queue_fault` says of a step why it may not send to its queue, or None."""
+    `queue_fault` returns why a step may not send to its queue, or None.
+    """
     return _PipelineReader(default_retry, default_timeout, queue_fault).read(source, name)
 
 
 class _PipelineReader:
-    """Collects faults instead of stopping at the first, so that a file is mended in one go."""
+    """Reads one definition. It collects all faults, so that a user mends a file in one go."""
 
     def __init__(self, default_retry: RetryPolicy, default_timeout: float, queue_fault: QueueFault | None) -> None:
         self.faults: list[Fault] = []
@@ -166,7 +166,7 @@ class _PipelineReader:
         if not isinstance(source, dict):
             given = "nothing: it is empty" if source is None else naming.shown(source)
             raise InvalidPipeline(Fault("", f"a pipeline is an object with `steps`; got {given}"))
-        self._known_keys(source, "", _PIPELINE_KEYS, ignored=TOLD_KEYS)
+        self._known_keys(source, "", _PIPELINE_KEYS, ignored=ADDED_KEYS)
         name = self._name(source, name)
         description = self._typed(source, "", "description", str, "a string", "")
         timeout = self._seconds(source, "", "timeout") or self.default_timeout
@@ -200,8 +200,8 @@ class _PipelineReader:
             self._fault("name", naming.NO_FOLDER)
         elif not isinstance(name, str) or not naming.is_name(name):
             right = "1 to 128 letters, digits, '_', '-' or '.'"
-            told = f"must be {right}; got {naming.shown(name)}" if isinstance(name, str) else _missing(name, right)
-            self._fault("name", told)
+            problem = f"must be {right}; got {naming.shown(name)}" if isinstance(name, str) else _missing(name, right)
+            self._fault("name", problem)
         return name if isinstance(name, str) else ""
 
     def _on_late(self, source: dict[str, Any]) -> OnLate:
@@ -212,7 +212,7 @@ class _PipelineReader:
         return OnLate.RECORD
 
     def _steps(self, source: object) -> dict[int, Step]:
-        """Those that could be read, faults and all, by their place in the list."""
+        """Return the steps that could be read, by their place in the list. Some of them may have faults."""
         if source is None or source == []:
             self._fault("steps", "is required: a list of at least one step")
             return {}
@@ -289,7 +289,7 @@ class _PipelineReader:
         return bridges.is_bridge(queue) or any(kind in item for kind in bridges.QUEUES)
 
     def _bridge(self, item: dict[str, Any], queue: object, at: str) -> Bridge | None:
-        """None: it goes to a queue of ours, or there is a fault."""
+        """Return the bridge of a step, or None when it has none or a fault."""
         kinds = [kind for kind in bridges.QUEUES if kind in item]
         if len(kinds) + ("queue" in item) > 1:
             names = [*kinds, "queue"] if "queue" in item else kinds
@@ -311,17 +311,17 @@ class _PipelineReader:
         return read
 
     def _type(self, item: dict[str, Any], at: str) -> str:
-        """The name of the queue unless given, as a type that is no job type is the name of a queue. Empty: a fault."""
+        """Return the type of a step, which is the name of its queue if it has none. A fault gives an empty text."""
         queue = item.get("queue")
         value = item.get("type", queue if isinstance(queue, str) else self._target(item))
         if isinstance(value, str) and value:
             return value
-        if "type" in item or "queue" not in item:  # else the queue's own fault says it
+        if "type" in item or "queue" not in item:  # otherwise the queue has a fault of its own
             self._fault(f"{at}.type", _missing(value, "a job type or the name of a queue"))
         return ""
 
     def _target(self, item: dict[str, Any]) -> object:
-        """What a bridge's block names."""
+        """Return the task or queue that the block of a bridge names."""
         block: dict[str, Any] = next((item[kind] for kind in bridges.QUEUES if isinstance(item.get(kind), dict)), {})
         return block.get("task", block.get("queue"))
 
@@ -370,7 +370,10 @@ class _PipelineReader:
         )
 
     def _graph(self, steps: dict[int, Step], is_whole: bool) -> None:
-        """Where a step or its id could not be read, a dependency may be on that one, and only a circle is certain."""
+        """Find unknown dependencies and circles.
+
+        When some step could not be read (`is_whole` is False), a dependency may name that step, so only circles count.
+        """
         places = {step.id: number for number, step in steps.items()}
         for number, step in steps.items():
             for name in step.depends_on:
@@ -390,7 +393,7 @@ class _PipelineReader:
         if fault := seconds_fault(value, zero=zero):
             self._fault(f"{at}.{key}" if at else key, fault)
             return None
-        return float(value) or 0.0  # and not -0.0, which would be another content
+        return float(value) or 0.0  # -0.0 would change the content hash
 
     def _typed(self, item: dict[str, Any], at: str, key: str, kind: type, right: str, default: Any) -> Any:
         value = item.get(key, default)
@@ -412,14 +415,14 @@ class _PipelineReader:
 
 
 _PIPELINE_KEYS = frozenset({"name", "description", "timeout", "steps", "quorum", "onLate"})
-# Shown with a definition, and ignored in one that is read, so that what is shown can be put again.
-TOLD_KEYS = frozenset({"origem", "hash", "avisos"})
+# The API adds these keys to a definition. They are ignored on reading, so that its answer can be stored again.
+ADDED_KEYS = frozenset({"origem", "hash", "avisos"})
 _STEP_KEYS = frozenset({"id", "type", "queue", "dependsOn", "config", "retry", "timeout", "optional", *bridges.QUEUES})
 _RETRY_KEYS = frozenset({"maxAttempts", "backoff", "maxBackoff"})
 
 
 def _json_fault(value: object, path: str = "config", levels: int = 200) -> str | None:
-    """The first key or number that JSON cannot hold, in our words."""
+    """Return the fault of the first key or number that JSON cannot hold."""
     if isinstance(value, dict) and levels:
         for key, item in value.items():
             if not isinstance(key, str):
@@ -429,13 +432,13 @@ def _json_fault(value: object, path: str = "config", levels: int = 200) -> str |
     elif isinstance(value, list | tuple) and levels:
         faults = (_json_fault(item, f"{path}[{number}]", levels - 1) for number, item in enumerate(value))
         return next(filter(None, faults), None)
-    elif isinstance(value, int) and value.bit_length() > _LONGEST:
+    elif isinstance(value, int) and value.bit_length() > _MAX_BITS:
         return f"the number `{path}` has too many digits; put it in quotes, as a text"
     return None
 
 
 def text_fault(value: str, limit: int = 128) -> str | None:
-    """Why `value` cannot be an id, or None: 1 to 128 printable characters."""
+    """Return why `value` is not a text of 1 to 128 printable characters, or None when it is."""
     if not 1 <= len(value) <= limit:
         return f"must have 1 to {limit} characters; got {len(value)}"
     if not value.isprintable():
@@ -444,19 +447,19 @@ def text_fault(value: str, limit: int = 128) -> str | None:
 
 
 def id_fault(value: str) -> str | None:
-    """Why `value` cannot be the id of a task, or None: it has a place in URLs."""
+    """Return why `value` cannot be the id of a task, which is part of URLs, or None when it can."""
     return naming.NO_FOLDER if value in naming.FOLDERS else text_fault(value)
 
 
 def _missing(value: object, right: str) -> str:
-    """Of a text. YAML takes NO and 1 for something else."""
+    """Return the fault of a missing text. YAML reads NO and 1 as other values, so the fault asks for quotes."""
     if value is None or isinstance(value, str):
         return f"is required: {right}"
     return f"must be a text: {right}; got {naming.shown(value)}, which must be in quotes to be one"
 
 
 def find_cycle(depends_on: Mapping[str, tuple[str, ...]]) -> list[str] | None:
-    """A circle of dependencies as `[a, b, a]`, or None. Iterative: a chain may be 10,000 deep."""
+    """Return a circle of dependencies as `[a, b, a]`, or None. It is iterative, as a chain may be 10,000 deep."""
     done: set[str] = set()
     for start in depends_on:
         if start in done:
@@ -484,7 +487,7 @@ def _path(names: list[str], shown: int = 20) -> str:
 
 
 def pipeline_document(definition: Definition) -> dict[str, Any]:
-    """The definition as a user would write it, for `GET /pipelines/{name}`."""
+    """Return the definition as a user would write it, for `GET /pipelines/{name}`."""
     steps: list[dict[str, Any]] = []
     for step in definition.steps:
         item: dict[str, Any] = {"id": step.id, "type": step.type, **_place(step)}

@@ -1,7 +1,6 @@
-"""The rule which queues the outside may name: those that `ORACULO_QUEUES_ALLOW` matches, and never a system queue.
+"""The queues that requests, pipelines and calls may name: those that `ORACULO_QUEUES_ALLOW` matches.
 
-Requests, pipelines and calls about queues and dead letters all name queues, on a broker that others may share. Names
-are those without the prefix.
+A system queue is never one of them, because others may share the broker. Names come without the prefix.
 """
 
 import re
@@ -18,9 +17,9 @@ _PATTERN = re.compile(r"[A-Za-z0-9_.*?\[\]!-]{1,200}")
 
 
 class QueueRules:
-    """The queues that requests, pipelines and calls may name; without patterns all but system queues.
+    """The queues that may be named. Without patterns these are all but system queues.
 
-    `bridges`: what they may name behind each bridge, by its kind.
+    `bridges` holds the rules for each kind of bridge.
     """
 
     def __init__(self, patterns: Sequence[str] = (), bridges: Mapping[str, BridgeAllow] | None = None) -> None:
@@ -41,7 +40,7 @@ class QueueRules:
         return None if naming.is_own_queue(naming.source_name(queue)) else self.fault(naming.source_name(queue))
 
     def step_faults(self, definition: Definition) -> Iterator[tuple[int, Fault]]:
-        """Return the steps whose queue no run may send to, each by its number."""
+        """Yield each step whose queue no run may send to, by its number."""
         for number, step in enumerate(definition.steps):
             if fault := self.step_fault(step):
                 yield number, Fault(f"steps[{number}] ({step.id}).queue", fault)

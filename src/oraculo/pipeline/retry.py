@@ -1,21 +1,23 @@
-"""When a failed attempt is tried again: exponential backoff with full jitter, capped."""
+"""The backoff of retries: exponential, capped, with full jitter."""
 
 import msgspec
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """The attempts of a step and the pauses between them, in seconds."""
+
     max_attempts: int = 3
     backoff: float = 1.0
     max_backoff: float = 60.0
 
     def delay(self, attempt: int, jitter: float) -> float:
-        """Seconds to wait after failed attempt number `attempt`. `jitter` in [0, 1) is drawn by the caller.
+        """Return the seconds to wait after failed attempt number `attempt`. The caller draws `jitter` from [0, 1).
 
-        Full jitter, because many tasks fail together when a service does, and should not come back together.
+        Tasks fail together when a service fails. Full jitter keeps them from coming back together.
         """
-        # 2**63 overflows no float; without the bound a long-lived task would raise OverflowError.
+        # Without this bound the power overflows a float at a high attempt.
         ceiling = min(self.max_backoff, self.backoff * 2.0 ** min(attempt - 1, 63))
         return ceiling * jitter
 
 
-DEFAULT_RETRY = RetryPolicy()  # what a step of a stored definition means that says none: it cannot change
+DEFAULT_RETRY = RetryPolicy()  # never changes, because stored definitions leave it out

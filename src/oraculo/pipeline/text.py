@@ -1,4 +1,4 @@
-"""Pipelines as text: YAML or JSON."""
+"""Pipelines as text: reading YAML or JSON within limits."""
 
 import codecs
 import json
@@ -13,22 +13,22 @@ from oraculo.pipeline.retry import DEFAULT_RETRY, RetryPolicy
 from oraculo.wire import naming
 
 MAX_TEXT = 4 * 1024 * 1024
-# YAML is read some twenty times slower than JSON.
+# Smaller, because YAML is read some twenty times slower than JSON.
 MAX_YAML = 1024 * 1024
 MAX_YAML_VALUES = 100_000
 MAX_DEPTH = 100
-# An alias repeats what it names, so a few lines can stand for millions of values; what they expand to is bounded, and
-# by MAX_TEXT the characters of its texts and numbers.
+# With aliases a few lines of YAML can stand for millions of values. This bounds the values that they expand to, and
+# MAX_TEXT bounds the characters.
 MAX_VALUES = 1_000_000
-# As many digits as Python reads of a number in JSON. Numbers to the base of 60 (`1:30`) take it the square of the time.
+# Python reads as many digits of a number in JSON. A number to the base of 60 (`1:30`) takes the square of the time.
 MAX_NUMBER = 4_300
-# Longer ones can be chosen to look alike to a dict, and then it takes the square of the time. A key is to be a text.
+# Longer numbers can be chosen with one hash, and then a dict takes the square of the time.
 _MAX_NUMBER_AS_KEY = 18
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TAG = "tag:yaml.org,2002:"
 _MERGE = _TAG + "merge"
-# What YAML may mean by a value that JSON can hold too; a tag for anything else is refused.
+# The tags of YAML that are read, each with its name in error messages. Every other tag is refused.
 _SCALARS = {
     "str": "a text",
     "int": "a whole number",
@@ -41,14 +41,13 @@ _NUMBERS = frozenset({_TAG + "int", _TAG + "float"})
 _ODD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
-class _Loader(_Base):  # type: ignore[misc]  # which of the two it is shows only when it runs
+class _Loader(_Base):  # type: ignore[misc]  # its base is known only at run time
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """PyYAML raises whatever a value that is not of its kind leads to, as for `!!bool x` or `2025-99-99`."""
+        """Turn the odd errors that PyYAML raises for a value such as `!!bool x` or `2025-99-99` into a YAML error."""
         try:
             return super().construct_object(node, deep)
         except _ODD:
             kind = _SCALARS.get(node.tag.removeprefix(_TAG))
-            # None: a list or an object, which the tree's check has passed; nothing is known to lead here.
             problem = "cannot be read" if kind is None else _unreadable(naming.shown(node.value), kind)
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
 
@@ -58,7 +57,7 @@ def _unreadable(shown: str, kind: str) -> str:
 
 
 def expect_length(length: int) -> None:
-    """Of a text in bytes. Raises InvalidPipeline."""
+    """Raise InvalidPipeline for a text of more bytes than MAX_TEXT."""
     if length > MAX_TEXT:
         raise InvalidPipeline(Fault("", f"{length} bytes, over the limit of {MAX_TEXT}"))
 
@@ -71,7 +70,7 @@ def read_pipeline(
     default_timeout: float = DEFAULT_TIMEOUT,
     queue_fault: QueueFault | None = None,
 ) -> Definition:
-    """Reads one definition. Raises InvalidPipeline: for bad YAML with the line, for the rest with step and fault."""
+    """Return the definition in a text. Raises InvalidPipeline with the line of bad YAML, or with every fault."""
     expect_length(len(text))
     try:
         source = _load(text)
@@ -90,7 +89,7 @@ def read_pipeline(
 
 
 def _load(text: bytes) -> object:
-    """JSON is tried first: YAML is all but a superset of it (it does not know JSON's escape of an emoji)."""
+    """Return the values of a text. JSON is tried first, because YAML does not read JSON's escapes of emoji."""
     not_json = ""
     if text.lstrip().startswith(b"{"):
         try:
@@ -101,7 +100,7 @@ def _load(text: bytes) -> object:
             pass
         except _Repeated:
             raise
-        except ValueError:  # the one other that it raises
+        except ValueError:  # json raises it only for a number that is too long
             raise ValueError("a number has thousands of digits; put it in quotes, as a text") from None
     if len(text) > MAX_YAML:
         raise ValueError(f"{len(text)} bytes of YAML, over the limit of {MAX_YAML}; JSON may have {MAX_TEXT}{not_json}")
@@ -131,8 +130,10 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_shape(text: bytes) -> None:
-    """Before a tree is made of the text: libyaml makes it by recursion, and one too deep would end the process; one of
-    too many values would take seconds."""
+    """Refuse YAML that is too deep or has too many values, before libyaml builds a tree of it.
+
+    libyaml builds the tree by recursion, so a deep text would end the process. Many values would take seconds.
+    """
     depth = count = 0
     for event in yaml.parse(text, _Loader):
         count += 1
@@ -150,8 +151,10 @@ def _refuse_shape(text: bytes) -> None:
 
 
 def _check_tree(root: yaml.Node) -> None:
-    """Before values are made of the tree: refuses tags for what JSON cannot hold, numbers that would take long to make,
-    a key given twice, of which YAML would keep the last in silence, and merges (`<<`) that would make too many keys."""
+    """Refuse a tree with odd tags, long numbers, repeated keys, or merges (`<<`) that make too many keys.
+
+    This comes before values are made of it. YAML would silently keep the last of two equal keys.
+    """
     seen: set[int] = set()
     widths: dict[int, int] = {}
     total = 0
@@ -187,8 +190,8 @@ def _refuse_tag(node: yaml.Node) -> None:
 
 def _refuse_long_number(node: yaml.Node) -> None:
     if node.tag in _NUMBERS and len(node.value) > MAX_NUMBER:
-        told = f"{naming.shown(node.value)} of {len(node.value)} characters"
-        problem = _unreadable(told, _SCALARS[node.tag.removeprefix(_TAG)])
+        number = f"{naming.shown(node.value)} of {len(node.value)} characters"
+        problem = _unreadable(number, _SCALARS[node.tag.removeprefix(_TAG)])
         raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
@@ -207,7 +210,7 @@ def _refuse_repeats(node: yaml.MappingNode) -> None:
 
 
 def _width(node: yaml.MappingNode, widths: dict[int, int]) -> int:
-    """How many keys the mapping has when those that it merges are counted in."""
+    """Return how many keys a mapping has, with the keys that it merges."""
     if id(node) not in widths:
         widths[id(node)] = 0  # one that merges itself adds nothing
         widths[id(node)] = sum(
@@ -237,14 +240,14 @@ def _character(text: bytes, line: int, column: int) -> str:
 
 
 def _hint(character: str) -> str:
-    """libyaml does not say which character it was."""
+    """Return a hint about the character that stopped libyaml, which libyaml does not name."""
     if character == "\t":
         return ": a tab; indent with spaces"
     return f": {character!r}; put the text in quotes" if character else ""
 
 
 def _bound(source: object) -> None:
-    """Raises ValueError when the values are too many or too long, JSON cannot hold one, or a structure holds itself."""
+    """Raise ValueError for too many or too long values, a value that JSON cannot hold, or a structure in itself."""
     count = length = depth = 0
     level: list[object] = [source]
     while level:
@@ -270,14 +273,14 @@ def _bound(source: object) -> None:
 
 
 def _length(value: object) -> int:
-    """No more characters than whoever wrote it without an alias needed, so that JSON within its limit always passes."""
+    """Return at most the characters that the value takes in a text. JSON within its limit thus always passes."""
     if isinstance(value, str):
         return len(value)
     return value.bit_length() // 4 if isinstance(value, int) else 0
 
 
 class _Unfit(ValueError):
-    """JSON cannot hold a value that stands so deep."""
+    """A value at this depth is one that JSON cannot hold."""
 
     def __init__(self, problem: str, depth: int) -> None:
         super().__init__(problem)
@@ -285,7 +288,7 @@ class _Unfit(ValueError):
 
 
 def _json_problem(value: object) -> str | None:
-    """Why JSON, or what reads it, cannot hold this text or number."""
+    """Return why JSON cannot hold this text or number, or None when it can."""
     if isinstance(value, str):
         try:
             value.encode()
@@ -298,8 +301,10 @@ def _json_problem(value: object) -> str | None:
 
 
 def _place_of_unfit(value: object, levels: int) -> str | None:
-    """Where in `value` the first stands, as `steps[0].config.n`; of a key, where its object is. None: it is all right.
-    Looks no deeper than `_bound` did: by its aliases, YAML can go on for ever."""
+    """Return the place of the first unfit value, as `steps[0].config.n`, or of the object that has an unfit key.
+
+    It looks `levels` deep, because a structure of YAML can hold itself. Returns None when every value fits.
+    """
     if not isinstance(value, dict | list):
         return None if _json_problem(value) is None else ""
     if not levels:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from oraculo.core.history import Happened, HistoryEntry
 from oraculo.ports.telemetry import HistoryAdded
 from oraculo.wire.timestamps import to_iso
-from oraculo.wire.tracebacks import parted
+from oraculo.wire.tracebacks import split_traceback
 
 LINES_A_SECOND = 20  # about the tasks of one run; the rest is counted and reported in one line
 _WINDOW = 1.0  # seconds
@@ -70,7 +70,7 @@ def _fields(record: HistoryAdded, entry: HistoryEntry) -> dict[str, Any]:
         if entry.what is Happened.ATTEMPT_FAILED and task.awaits_retry and task.due_at is not None:
             fields["proxima_tentativa_em"] = to_iso(task.due_at)
     if entry.detail is not None and entry.what not in _REOPENINGS:
-        fields["reason"] = parted(entry.detail)[0]
+        fields["reason"] = split_traceback(entry.detail)[0]
     return fields
 
 

@@ -50,7 +50,7 @@ from oraculo.testing.store_runs import (
     succeeded,
     unsent_pages,
 )
-from oraculo.wire.tracebacks import bounded_traceback, parted
+from oraculo.wire.tracebacks import bounded_traceback, split_traceback
 
 
 class StoreSuite(StoreCommits):
@@ -336,7 +336,7 @@ class StoreSuite(StoreCommits):
             await change(store, changed(run, failed, now=NOW))
             last = (await store.history("a"))[-1]
             assert last.what is Happened.ATTEMPT_FAILED
-            assert parted(last.detail)[1] == trace
+            assert split_traceback(last.detail)[1] == trace
 
     async def test_heads_are_read_without_their_tasks(self) -> None:
         async with self.opened() as store:

@@ -1,1 +1,1 @@
-"""What travels: messages, the names of queues and events, JSON within limits, and timestamps."""
+"""The wire: messages, the names of queues and events, JSON within limits, and timestamps."""

@@ -1,4 +1,4 @@
-"""What a worker, or a bridge to one, says: written as the message that the orchestrator reads."""
+"""The messages that a worker or a bridge sends: success, failure, refusal and progress."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -20,10 +20,9 @@ _any_json = msgspec.json.Decoder(msgspec.Raw)
 
 
 class Answer:
-    """A payload that is sent as it is, without `{"status": "ok", …}` around it.
+    """A payload that a handler returns to be sent unchanged, without `{"status": "ok", …}` around it.
 
-    Return one from a handler. A mapping that is a result payload already, such as
-    `{"status": "erro", "erros": ["no such channel"]}`, needs no Answer around it.
+    A mapping that is a result payload, such as `{"status": "erro", "erros": ["no such channel"]}`, needs no Answer.
     """
 
     __slots__ = ("payload",)
@@ -33,20 +32,20 @@ class Answer:
 
 
 class Refusal(NamedTuple):
-    """What follows when the broker refuses an answer."""
+    """The consequence of an answer that the broker refused."""
 
     reason: str
-    stand_in: bytes | None  # to be published instead; None: what was to be answered goes to the dead letters
+    stand_in: bytes | None  # published instead; None when the command goes to the dead letters
 
 
 class Now(Protocol):
-    """The part of ports.clock that is needed here."""
+    """A clock, as far as this module needs one."""
 
     def now(self) -> float: ...
 
 
 class AnswerWriter:
-    """Encodes answers and progress. Queue names given to it are logical, without the prefix."""
+    """Encodes answers and progress. Its callers give queue names without the prefix."""
 
     def __init__(self, clock: Now, names: naming.QueueNames) -> None:
         self._clock = clock
@@ -54,15 +53,14 @@ class AnswerWriter:
         self._now = (0, "")
 
     def reply_queue(self, command: Message) -> str:
-        """Where the answer is awaited: a command's `responder_em` is the whole name and gets no prefix."""
+        """Return the queue for the answer. A command's `responder_em` is a whole name and gets no prefix."""
         return command.responder_em or self._names.answers
 
     def success(self, queue: str, command: Message, value: object) -> bytes:
-        """The handler's value, wrapped; or, when it is no JSON, the failure that says so."""
+        """Return the answer with the handler's value, or a failure when that value is not JSON."""
         try:
             payload = _payload_of(queue, value)
-            # A `msgspec.Raw`, wherever in the value it is, was taken over unread. Reading past all is the cheapest way
-            # to tell: a twentieth of what writing a small answer takes, a sixth with a large one.
+            # msgspec writes a `msgspec.Raw` in the value unread. Skipping over the result is the cheapest check of it.
             _any_json.decode(payload)
             return self._encoded(naming.answer_event(queue), command, payload)
         except Exception as error:  # noqa: BLE001 - encoding runs the value's own code, which may raise anything
@@ -86,8 +84,11 @@ class AnswerWriter:
         return self._encoded(naming.answer_event(queue), command, _encoder.encode(payload))
 
     def refused(self, queue: str, command: Message, error: Exception, *, stands_in: bool) -> Refusal:
-        """First the run is told, in fewer bytes. When that is refused too (`stands_in`) nobody can be told, and working
-        on the command again would end the same way."""
+        """Return a small failure to send instead of the refused answer.
+
+        When the broker refused that failure too (`stands_in`), the command goes to the dead letters. Another attempt
+        would end the same way.
+        """
         reason = f"the broker refused the answer: {error}"
         return Refusal(reason, None if stands_in else self.failure(queue, command, [reason], retry=False))
 
@@ -96,7 +97,7 @@ class AnswerWriter:
         return self._encoded(naming.PROGRESS, command, payload)
 
     def _timestamp(self) -> str:
-        """Made once a millisecond: a busy worker writes dozens of answers in each."""
+        """Return the time, written once a millisecond, because a busy worker writes dozens of answers in each."""
         now = self._clock.now()
         if (moment := int(now * 1000)) != self._now[0]:
             self._now = (moment, to_iso(now))
@@ -114,12 +115,12 @@ class AnswerWriter:
                 traceparent=command.traceparent,
             )
         )
-        check_json_text(body)  # what the orchestrator would refuse must not leave as an answer
+        check_json_text(body)  # the orchestrator would refuse an answer that fails this
         return body
 
 
 def describe(error: BaseException) -> str:
-    """`TypeName: text`, also for an error whose own text cannot be made."""
+    """Return `TypeName: text` for an error, even when its own text cannot be made."""
     name = type(error).__name__
     try:
         text = str(error)
@@ -140,5 +141,5 @@ def _payload_of(queue: str, value: object) -> bytes:
 
 
 def _sendable(text: str) -> str:
-    """Short, and free of what JSON readers refuse (NUL, half characters)."""
+    """Return a short text without NUL and half characters, which JSON readers refuse."""
     return text[:MAX_ERROR_TEXT].replace("\0", "\ufffd").encode(errors="replace").decode()

@@ -1,8 +1,10 @@
-"""What is refused of a JSON text before anything reads it.
+"""Checks of a JSON text before anything reads it.
 
-msgspec decodes fast and leaves payloads unparsed (`msgspec.Raw`), so four things slip past it that a worker would choke
-on: bytes that are not UTF-8 inside an unparsed value, the NUL character (which PostgreSQL and C programs cannot hold),
-nesting so deep that a recursive parser overflows, and numbers too large for one.
+msgspec leaves payloads unparsed (`msgspec.Raw`), so four faults slip past it that a worker would choke on:
+- bytes that are not UTF-8 inside an unparsed value
+- the NUL character, which PostgreSQL and C programs cannot hold
+- nesting so deep that a recursive parser overflows
+- numbers too large for a parser
 """
 
 import re
@@ -14,46 +16,44 @@ import msgspec
 
 from oraculo.errors import Fault, InvalidJson
 
-MAX_DEPTH = 128  # of what comes from outside: a request, an answer
-# Of what we write with such a value in it and read again: in a command, and in an aggregate on its way, a result is
-# three levels down.
+MAX_DEPTH = 128  # of a request or an answer
+# A command or an aggregate holds the result of an answer three levels down.
 HANDED_ON_DEPTH = MAX_DEPTH + 3
 HALF_A_PAIR = "a text holds half a surrogate pair (\\ud800 to \\udfff)"
-# What reading a text that was not looked at before may raise. Of a text in another encoding msgspec says so only where
-# it stands between quotation marks.
+# The errors of reading an unchecked text. msgspec notices another encoding only between quotation marks.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _HALF = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_OTHERS = {  # what is no plain text, by how it begins
+_OTHERS = {  # formats other than plain text, by their first bytes
     b"\x1f\x8b": "gzip",
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
     b"{\0": "UTF-16",
     b"\0{": "UTF-16",
 }
-# As numbers: a bytes that is looked for with `in` is first tried as one, which raises an error each time.
+# Numbers, because `in` first tries bytes as a number, which raises an error each time.
 _NUL, _BACKSLASH = b"\0\\"
 _AT_BYTE = re.compile(r"\(byte (\d+)\)$")
 _WORD = re.compile(rb"-?[A-Za-z]{2,20}")
 _SLICE = 256 * 1024
 _DROPPED = bytes(set(range(256)) - set(b'[]{}"'))
 _BITS = bytes(ord("1") if sign in b"[{" else ord("0") for sign in range(256))
-# Eight brackets are one byte, its first bit the first bracket, 1 for one that opens. By that byte: by how much the
-# eight change the depth (as a signed byte), and how far above the depth before them they reach.
+# Eight brackets make one byte, with a 1 for each that opens. By that byte, _CHANGE holds by how much the eight change
+# the depth (as a signed byte), and _PEAK how far they rise above the depth before them.
 _STEPS = [[1 if byte >> bit & 1 else -1 for bit in range(7, -1, -1)] for byte in range(256)]
 _CHANGE = bytes(sum(steps) % 256 for steps in _STEPS)
 _PEAK = bytes(max(0, *accumulate(steps)) for steps in _STEPS)
-# Each digit is a 0, and so is the plus sign of an exponent, so that one search finds both ways to write it. A number
-# beyond a float's range has an exponent of three digits, or some 210 before its point.
+# Each digit becomes a 0, and so does the plus sign of an exponent, so that one search finds both ways to write it.
+# A number beyond a float's range has an exponent of three digits, or more than 200 digits before its point.
 _FIGURES = bytes(ord("0") if sign in b"0123456789+" else ord("e") if sign in b"eE" else sign for sign in range(256))
-_LONG = b"0" * 200
-_SHORT = 4096  # bytes that are read as soon as they are looked at
+_MANY_DIGITS = b"0" * 200
+_SHORT = 4096  # bytes, which are parsed as fast as they are searched
 
 
 def check_json_text(body: bytes, max_depth: int = MAX_DEPTH) -> None:
-    """Raises InvalidJson when `body` is not UTF-8, holds a NUL or nests deeper than `max_depth`."""
+    """Raise InvalidJson when `body` is not UTF-8, holds a NUL or nests deeper than `max_depth`."""
     if (fault := _encoding_fault(body)) is not None:
         raise InvalidJson(fault)
     bare = _bare(body)
@@ -82,8 +82,10 @@ def _likeness(body: bytes) -> str:
 
 
 def json_fault(body: bytes, error: Exception) -> Fault:
-    """Why `body` could not be read, when that is what `error` says: of half a surrogate pair msgspec may say that the
-    text is truncated. Looked for only then, because it takes several times as long as reading."""
+    """Return why `body` could not be read, when reading it raised `error`.
+
+    msgspec may call a text with half a surrogate pair truncated. Looking for one takes longer than reading.
+    """
     if not body.strip():
         return Fault("", "not valid JSON: it is empty")
     if (fault := _encoding_fault(body)) is not None:
@@ -96,24 +98,24 @@ def json_fault(body: bytes, error: Exception) -> Fault:
 
 
 def has_half_a_pair(body: bytes) -> bool:
-    """Of surrogates, as JavaScript makes them of a text that it cuts in the middle of a character."""
+    """Return whether a text holds half a surrogate pair, as JavaScript leaves when it cuts a character in two."""
     return _HALF.search(_PAIR.sub(b" ", _bare(body))) is not None
 
 
-def _word_at(body: bytes, told: str) -> str:
-    """What stands where msgspec gave up, if it is a word, as the NaN, None or undefined of many languages."""
-    place = _AT_BYTE.search(told)
+def _word_at(body: bytes, message: str) -> str:
+    """Return a hint about the word at which msgspec gave up, such as NaN, None or undefined."""
+    place = _AT_BYTE.search(message)
     word = _WORD.match(body, int(place[1])) if place else None
     return f": there stands {word[0].decode()}, which JSON does not have" if word else ""
 
 
 def holds_far_number(value: bytes) -> bool:
-    """Whether a number in it is out of the range that Python, and so a worker of the SDK, can read (`1e999`)."""
+    """Return whether a number in a value is too large for Python, and so for a worker of the SDK (`1e999`)."""
     if len(value) > _SHORT and not _may_hold_far_number(value):
         return False
     try:
         msgspec.json.decode(value)
-    except msgspec.ValidationError:  # it is the only thing that one says of a value of which no type is asked
+    except msgspec.ValidationError:  # without a type to check, msgspec raises it only for such a number
         return True
     except UNREADABLE:
         return False
@@ -121,30 +123,29 @@ def holds_far_number(value: bytes) -> bool:
 
 
 def _may_hold_far_number(value: bytes) -> bool:
-    """Builds nothing, and is never wrong when it says no; but what stands between quotation marks may look so too."""
+    """Search without parsing. False is certain; True may be due to digits between quotation marks."""
     figures = value.translate(_FIGURES)
-    return b"0e000" in figures or _LONG in figures
+    return b"0e000" in figures or _MANY_DIGITS in figures
 
 
 def is_too_deep(body: bytes, max_depth: int = MAX_DEPTH) -> bool:
-    """How deep msgspec itself goes depends on the version of Python."""
+    """Return whether a text nests too deep. The limit of msgspec itself depends on the version of Python."""
     return _is_too_deep(_bare(body), max_depth)
 
 
 def _is_too_deep(bare: bytes, max_depth: int) -> bool:
-    """Takes a time that grows with the length and no faster: 30 MB of brackets are a fraction of a second."""
-    # How many open bounds the depth, and is soon told: to take them out is several times as fast as to count them. Only
-    # a text with many of them is looked at closely.
+    """Measure the depth in linear time: 30 MB of brackets take a fraction of a second."""
+    # The number of opening brackets bounds the depth. Taking them out is several times as fast as counting them.
     if len(bare) - len(bare.replace(b"[", b"").replace(b"{", b"")) <= max_depth:
         return False
     depth = 0
     for brackets in _brackets(bare):
-        padding = -len(brackets) % 8  # with brackets that close, which make nothing deeper
+        padding = -len(brackets) % 8  # closing brackets, which make nothing deeper
         bits = brackets.translate(_BITS) + b"0" * padding
         eights = int(bits or b"0", 2).to_bytes(len(bits) // 8)
         changes = memoryview(eights.translate(_CHANGE)).cast("b")
         depths = list(accumulate(changes, initial=depth))
-        # Between two depths there are eight brackets, so most texts need no closer look.
+        # Eight brackets lie between two depths, so most texts need no closer look.
         if max(depths) + 8 > max_depth and max(map(add, depths, eights.translate(_PEAK)), default=0) > max_depth:
             return True
         depth = depths[-1] + padding
@@ -152,13 +153,15 @@ def _is_too_deep(bare: bytes, max_depth: int) -> bool:
 
 
 def _bare(body: bytes) -> bytes:
-    """Without its escaped backslashes: each backslash that is left in a text escapes what is behind it."""
+    """Return a text without its escaped backslashes. Each backslash that is left escapes the next character."""
     return body.replace(b"\\\\", b"") if _BACKSLASH in body else body
 
 
 def _brackets(bare: bytes) -> Iterator[bytes]:
-    """Those outside of texts, in slices. What has an odd number of quotes before it is inside of one; so two quotes
-    side by side can go, whichever they are."""
+    """Yield the brackets outside of JSON strings, in slices.
+
+    A bracket with an odd number of quotes before it is in a string, so any two quotes side by side can go.
+    """
     signs = bare.replace(b'\\"', b"").translate(None, _DROPPED).replace(b'""', b"")
     inside = 0
     for start in range(0, len(signs), _SLICE):

@@ -1,4 +1,4 @@
-"""The one message of the wire: its type, its schema, reading and writing it."""
+"""The message of the wire: its type, its schema, how it is read and written."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ _RunId = Annotated[
 
 
 class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One JSON object of the wire. Unknown fields are ignored here and kept by whoever holds the bytes."""
+    """One JSON object of the wire. Reading ignores unknown fields; the bytes of the message keep them."""
 
     correlation_id: _RunId
     tipo_evento: Annotated[str, msgspec.Meta(min_length=1, description="What the message asks for or tells.")]
@@ -52,14 +52,14 @@ class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class _Address(msgspec.Struct):
-    """All that is looked at in a message that is no good."""
+    """The fields that are read from a message with faults."""
 
     correlation_id: _RunId
-    tarefa: msgspec.Raw = msgspec.Raw(b"null")  # it may be anything, and must not cost the other
+    tarefa: msgspec.Raw = msgspec.Raw(b"null")  # unparsed, so that an odd value does not hide the other field
 
 
-class _Told(Message, kw_only=True):
-    """A message whose attempt is written as 1.0, as some languages write every number."""
+class _WithFloat(Message, kw_only=True):
+    """A message whose attempt is written as 1.0, because some languages write every number so."""
 
     tentativa: float | None = None  # type: ignore[assignment]
 
@@ -87,20 +87,22 @@ _KINDS = {
 }
 _KINDS_BY_SIGN = {b"[": "array", b'"': "str", b"t": "bool", b"f": "bool", b"n": "null"}
 _GOT = re.compile("got `([a-z]+)`$")
-_TWICE = ": was it encoded twice?"
+_ENCODED_TWICE = ": was it encoded twice?"
 _FIRST_FIELD = re.compile(rb'\s*\{\s*"correlation_id"\s*:\s*"(?:[^"\\]|\\.){1,1000}"')
 _UNKNOWN = "is not a known field"
 _PLACE = re.compile(r"\[[0-9]+\]")
 
 _decoder = msgspec.json.Decoder(Message)
 _address_decoder = msgspec.json.Decoder(_Address)
-_told_decoder = msgspec.json.Decoder(_Told)
+_float_decoder = msgspec.json.Decoder(_WithFloat)
 _encoder = msgspec.json.Encoder()
 
 
 def decode_message(body: bytes, max_depth: int = HANDED_ON_DEPTH) -> Message:
-    """Reads one message, which may be one of ours unless `max_depth` says otherwise. Raises InvalidJson or
-    InvalidMessage, naming the field and what would be right."""
+    """Return the message in `body`. Raises InvalidJson, or InvalidMessage with the field and the right value.
+
+    The default depth admits messages that ORÁCULO wrote itself, which hold a payload from outside.
+    """
     check_json_text(body, max_depth)
     try:
         message = _decode(body)
@@ -123,27 +125,27 @@ def _decode(body: bytes) -> Message:
     except msgspec.ValidationError as error:
         if fault_of(error).field != "tentativa":
             raise
-        told = _told_decoder.decode(body)
-        if told.tentativa is None or told.tentativa < 1 or told.tentativa % 1:
+        message = _float_decoder.decode(body)
+        if message.tentativa is None or message.tentativa < 1 or message.tentativa % 1:
             raise
-    told.tentativa = int(told.tentativa)
-    return told
+    message.tentativa = int(message.tentativa)
+    return message
 
 
 def correlation_id_of(body: bytes) -> str | None:
-    """Return the run that a message names, which may be anything: where that can be read, and can be a run's."""
+    """Return the id of the run that a message with faults names, or None when it names no valid one."""
     address = _address_of(body)
     return None if address is None else address.correlation_id
 
 
 def correlation_id_at_start(beginning: bytes) -> str | None:
-    """Return the run that a message names in its first field, as ours do, where only its beginning is there."""
+    """Return the id of the run when it is the first field of a message of which only the beginning is known."""
     found = _FIRST_FIELD.match(beginning)
     return correlation_id_of(found[0] + b"}") if found else None
 
 
 def task_named_in(body: bytes) -> str | None:
-    """By a message that may be anything."""
+    """Return the id of the task that a message with faults names, or None."""
     address = _address_of(body)
     try:
         return None if address is None else msgspec.json.decode(address.tarefa, type=str)
@@ -156,11 +158,11 @@ def _address_of(body: bytes) -> _Address | None:
         address = _address_decoder.decode(body)
     except UNREADABLE:
         return None
-    return None if "\0" in address.correlation_id else address  # no run has one, and a store may choke on it
+    return None if "\0" in address.correlation_id else address  # no id holds a NUL, and a store may choke on it
 
 
 def priority_of(message: Message) -> int:
-    """Return the priority of a command, 0 where it names none from 0 to 9."""
+    """Return the priority of a command, or 0 when it has no valid one."""
     given = message.prioridade
     return given if type(given) is int and 0 <= given <= HIGHEST_PRIORITY else 0
 
@@ -170,15 +172,15 @@ def encode_message(message: Message) -> bytes:
 
 
 def object_fault(field: str, value: bytes) -> Fault | None:
-    """Of a value that must be an object and is not read here: its first sign tells what it is."""
+    """Return the fault of an unparsed value that is not an object, by its first character."""
     if value.startswith(b"{"):
         return None
     kind = _KINDS_BY_SIGN.get(value[:1], "float")
-    return Fault(field, f"must be an object; got {_KINDS[kind]}{_TWICE if kind == 'str' else ''}")
+    return Fault(field, f"must be an object; got {_KINDS[kind]}{_ENCODED_TWICE if kind == 'str' else ''}")
 
 
 def fault_of(error: msgspec.ValidationError) -> Fault:
-    """msgspec's «Expected `str`, got `int` - at `$.x`» as a Fault on field `x`."""
+    """Return msgspec's «Expected `str`, got `int` - at `$.x`» as a Fault on field `x`."""
     text, _, path = str(error).partition(" - at `")
     field = path.removesuffix("`").removeprefix("$").removeprefix(".")
     for opening in ("Object missing required field `", "Object contains unknown field `"):
@@ -190,32 +192,35 @@ def fault_of(error: msgspec.ValidationError) -> Fault:
 
 
 def in_our_words(fault: Fault, right: Mapping[str, str]) -> Fault:
-    """The fault with what would be right, by its field (`[]` for any place in a list), and not in msgspec's words."""
-    told = right.get(_PLACE.sub("[]", fault.field))
-    if told is None or not fault.problem.startswith(("expected `", "integer value out of", "number out of")):
+    """Return the fault with the text that `right` has for its field, instead of msgspec's words.
+
+    In the keys of `right`, `[]` stands for any place in a list.
+    """
+    text = right.get(_PLACE.sub("[]", fault.field))
+    if text is None or not fault.problem.startswith(("expected `", "integer value out of", "number out of")):
         return fault
     if "out of range" in fault.problem:
-        return Fault(fault.field, f"{told}; got a number that is too large")
+        return Fault(fault.field, f"{text}; got a number that is too large")
     got = _GOT.search(fault.problem)
     if not fault.field and got and got[1] == "str":
-        return Fault("", f"{told}; got a text{_TWICE}")
-    return Fault(fault.field, f"{told}; got {_KINDS.get(got[1], got[1])}" if got else told)
+        return Fault("", f"{text}; got a text{_ENCODED_TWICE}")
+    return Fault(fault.field, f"{text}; got {_KINDS.get(got[1], got[1])}" if got else text)
 
 
 def with_nearest(fault: Fault, known: Iterable[str]) -> Fault:
-    """Of an unknown field, also which of the `known` ones may be meant."""
+    """Return the fault of an unknown field with the `known` field that may be meant."""
     if fault.problem != _UNKNOWN:
         return fault
     return Fault(fault.field, fault.problem + naming.nearest(fault.field.rpartition(".")[2], known))
 
 
 def valid_traceparent(text: str | None) -> str | None:
-    """The W3C trace context, or None when it is not one: a broken trace is no reason to refuse work."""
+    """Return the W3C trace context, or None for a broken one, which is no reason to refuse work."""
     return text if text is not None and _TRACEPARENT.fullmatch(text) else None
 
 
 def message_schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of a message, made from the type above."""
+    """Return the JSON Schema (2020-12) of a message, made from its type."""
     (_,), components = msgspec.json.schema_components([Message])
     schema = components["Message"]
     properties = schema["properties"]

@@ -1,4 +1,4 @@
-"""The names that travel on the wire: queues, event types and how one follows from the other."""
+"""The names on the wire: queues, event types, and how one follows from the other."""
 
 import difflib
 import re
@@ -7,18 +7,18 @@ from itertools import islice
 
 REQUESTS = "orquestrador"
 ANSWERS = "resultados"
-MEMORY = "oraculo.memoria"  # a queue that nobody reads: a broker without it has forgotten everything
-MADE = "oraculo.filas"  # notes of the queues that engines made for requests, which they remove when nobody uses them
+MEMORY = "oraculo.memoria"  # a queue that nobody reads; a broker without it has lost its memory
+MADE = "oraculo.filas"  # the queues that engines declared for requests, to remove them when nobody uses them
 DLQ_SUFFIX = ".dlq"
 COLLECTOR_PREFIX = "escavador"
 PROCESSOR_PREFIX = "executador"
 BRIDGE_PREFIX = "ponte-"
-RABBITMQ_PREFIX = "amq."  # of queues that RabbitMQ names itself, and that nobody else can make
-BRIDGE_REPLIES = "oraculo-respostas"  # where the bridge to Celery awaits answers, on Celery's broker
+RABBITMQ_PREFIX = "amq."  # of queues that only RabbitMQ itself can name
+BRIDGE_REPLIES = "oraculo-respostas"  # the queue for answers to the bridge, on Celery's broker
 MAX_NAME = 128
-AMQP_REASON_HEADER = "x-oraculo-reason"  # of a dead letter on RabbitMQ
+AMQP_REASON_HEADER = "x-oraculo-reason"  # on dead letters of RabbitMQ
 LONGEST_REASON = 4_000  # characters
-MAX_COMPARED = 1_000  # names among which a nearest one is looked for
+MAX_COMPARED = 1_000  # names in which a similar one is looked for
 
 START_RUN = "iniciar_orquestracao"
 START_COLLECT = "iniciar_coleta"
@@ -31,22 +31,22 @@ RUN_ENDED = "orquestracao_concluida"
 COMMAND_EVENTS = (START_COLLECT, START_EXECUTE)
 ANSWER_EVENTS = frozenset({COLLECTED, EXECUTED})
 
-_MOST_ITEMS = 8  # of a list or object that an error message shows
-_MOST_NAMES = 12  # of those that would be right
-_LONG_BITS = 512  # of a number that is not worth showing; Python does not even write one of thousands of digits
+_MAX_ITEMS = 8  # of a list or object in an error message
+_MAX_NAMES = 12  # of known names in an error message
+_MAX_BITS = 512  # of a number in an error message; Python does not write one of thousands of digits
 
-# Names that a broker or another system keeps for itself: NATS, RabbitMQ's plugins for MQTT and STOMP, and ORÁCULO.
-# `resultados.<engine>` are answers for one engine.
+# The names that NATS, RabbitMQ's plugins for MQTT and STOMP, and ORÁCULO keep for themselves. `resultados.<engine>` is
+# the queue for answers to one engine.
 _SYSTEM = re.compile(r"(oraculo|resultados|_INBOX)\..*|(mqtt|stomp)-subscription-.*")
-# The keys and queues of RabbitMQ, of kombu, of Celery's events, remote control, delays and results, and of the bridge
-# to Celery: what is sent there breaks the workers behind it. On Redis an app may have put a prefix of its own before.
+# The queues and keys of RabbitMQ, kombu, Celery and the bridge to Celery. A message there breaks the workers behind it.
+# On Redis an app may have put a prefix of its own before the name.
 _TRANSPORTS_OWN = re.compile(
     r"amq\..*|celeryev(\..*)?"
     r"|.*(_kombu\.|celery_delayed_|celery-task-meta-|celery-taskset-meta-|chord-unlock-).*"
     r"|.*(unacked|unacked_index|unacked_mutex|\.pidbox|oraculo-respostas)",
     re.DOTALL,
 )
-_CLIENTS_OWN = "amq.gen-"  # a queue that RabbitMQ named for one client, who may await replies there
+_CLIENTS_OWN = "amq.gen-"  # of a queue that RabbitMQ named for one client, which may await replies there
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 FOLDERS = (".", "..")
 NO_FOLDER = "must not be '.' or '..', which mean folders in a URL"
@@ -69,7 +69,7 @@ def answer_event(queue: str) -> str:
 
 
 def kind_of(command: str) -> str:
-    """The kind of destination that such a command is for, to write its answer by where the queue is not known."""
+    """Return the prefix of the destinations of a command, for answers where its queue is not known."""
     return COLLECTOR_PREFIX if command == START_COLLECT else PROCESSOR_PREFIX
 
 
@@ -82,39 +82,39 @@ def is_dlq(queue: str) -> bool:
 
 
 def dlq_name(queue: str) -> str:
-    """The dead-letter queue of `queue`; a dead-letter queue is its own."""
+    """Return the dead-letter queue of `queue`, or `queue` itself when it is one."""
     return queue if is_dlq(queue) else dlq_of(queue)
 
 
 def source_name(queue: str) -> str:
-    """The queue whose dead letters lie in `queue`, or `queue` itself."""
+    """Return the queue whose dead letters are in `queue`, or `queue` itself."""
     return queue.removesuffix(DLQ_SUFFIX)
 
 
 def source_of(queue: str) -> str:
-    """`youtube` for `escavador_youtube`: what a collector knows as `fonte`."""
+    """Return a collector's `fonte`: `youtube` for `escavador_youtube`."""
     return queue.removeprefix(COLLECTOR_PREFIX).lstrip("_-.") or queue
 
 
 def short_name(queue: str) -> str:
-    """A queue without its role's prefix: a collector's `fonte`, and `relatorio` for `executador_relatorio`."""
+    """Return a queue without its role's prefix: `youtube`, or `relatorio` for `executador_relatorio`."""
     if is_collector(queue):
         return source_of(queue)
     return queue.removeprefix(PROCESSOR_PREFIX).lstrip("_-.") or queue
 
 
 def with_kind(kind: str, name: str) -> str:
-    """`escavador_youtube` for `youtube`, and for `escavador_youtube` too."""
+    """Return the name with its role's prefix: `escavador_youtube` for `youtube` and for `escavador_youtube`."""
     return name if not name or name.startswith(kind) else f"{kind}_{name}"
 
 
 def is_own_queue(queue: str) -> bool:
-    """Whether engines or bridges read it; its dead letters are theirs to show."""
+    """Return whether engines or bridges read the queue, and so show its dead letters."""
     return queue in (REQUESTS, ANSWERS) or queue.startswith(BRIDGE_PREFIX)
 
 
 def is_system_queue(queue: str) -> bool:
-    """Whether a broker, another system or ORÁCULO itself keeps this name, so that nobody may name it as a target."""
+    """Return whether a broker, another system or ORÁCULO keeps this name, so that nobody may target it."""
     is_kept = _SYSTEM.fullmatch(queue) is not None or is_transports_own(queue)
     return is_kept and not queue.startswith(_CLIENTS_OWN)
 
@@ -129,7 +129,7 @@ def system_queue_fault(queue: str) -> str:
 
 
 def queue_fault(name: object) -> str | None:
-    """Why `name` cannot be the queue of a destination, or None when it can."""
+    """Return why `name` cannot be the queue of a destination, or None when it can."""
     if not isinstance(name, str):
         return "must be a string"
     if name in FOLDERS:
@@ -148,7 +148,7 @@ def queue_fault(name: object) -> str | None:
 
 
 def reply_queue_fault(name: str) -> str | None:
-    """Why `name` cannot be the queue on which whoever asked for a run awaits its aggregate, or None when it can."""
+    """Return why `name` cannot be the queue for a run's aggregate (`responder_em`), or None when it can."""
     if is_name(name) and (name in (REQUESTS, ANSWERS) or name.startswith(BRIDGE_PREFIX)):
         whose = "a bridge's" if name.startswith(BRIDGE_PREFIX) else "the orchestrator's"
         return f"'{name}' is {whose} own queue; name one on which you await the aggregate, as minhas_respostas"
@@ -156,12 +156,12 @@ def reply_queue_fault(name: str) -> str | None:
 
 
 def shortened(reason: str) -> str:
-    """One that may quote whatever somebody sent."""
+    """Return a reason that may quote a long message, cut to LONGEST_REASON."""
     return reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 1]}…"
 
 
 def shown(value: object, limit: int = 60) -> str:
-    """`value` as an error message shows it: quoted and short. However large it is, only its beginning is looked at."""
+    """Return `value` quoted and short, for an error message. Only the beginning of a large value is read."""
     text = _beginning(value, limit)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
@@ -170,7 +170,7 @@ def _beginning(value: object, limit: int, levels: int = 3) -> str:
     if isinstance(value, str | bytes):
         return repr(value[:limit])
     if isinstance(value, int):
-        return repr(value) if value.bit_length() < _LONG_BITS else "a very long number"
+        return repr(value) if value.bit_length() < _MAX_BITS else "a very long number"
     if not isinstance(value, list | dict):
         return repr(value)
     opening, closing = "[]" if isinstance(value, list) else "{}"
@@ -178,26 +178,26 @@ def _beginning(value: object, limit: int, levels: int = 3) -> str:
         return opening + closing
     if not levels:
         return f"{opening}…{closing}"
-    items = islice(value.items() if isinstance(value, dict) else ((item,) for item in value), _MOST_ITEMS)
+    items = islice(value.items() if isinstance(value, dict) else ((item,) for item in value), _MAX_ITEMS)
     parts = [": ".join(_beginning(part, limit, levels - 1) for part in item) for item in items]
-    more = ", …" if len(value) > _MOST_ITEMS else ""
+    more = ", …" if len(value) > _MAX_ITEMS else ""
     return f"{opening}{', '.join(parts)}{more}{closing}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or the known names, to end an error message with."""
+    """Return the end of an error message: `; did you mean 'x'?`, or the known names."""
     names = sorted(known)
     if len(names) > MAX_COMPARED:
         return ""
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if close:
         return f"; did you mean '{close[0]}'?"
-    more = ", …" if len(names) > _MOST_NAMES else ""
-    return f"; known: {', '.join(names[:_MOST_NAMES])}{more}" if names else ""
+    more = ", …" if len(names) > _MAX_NAMES else ""
+    return f"; known: {', '.join(names[:_MAX_NAMES])}{more}" if names else ""
 
 
 def near_miss(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is much like this one, and not the same: it may be meant."""
+    """Return the known name that is very similar to this one, but not the same."""
     others = sorted(set(known) - {name})
     if len(others) > MAX_COMPARED:
         return None
@@ -205,7 +205,7 @@ def near_miss(name: str, known: Iterable[str]) -> str | None:
 
 
 class QueueNames:
-    """Puts the configured prefix before a queue's name, and takes it off again."""
+    """Names of queues with the configured prefix (physical) and without it (logical)."""
 
     def __init__(self, prefix: str = "") -> None:
         self.prefix = prefix
@@ -221,11 +221,11 @@ class QueueNames:
         return queue.removeprefix(self.prefix)
 
     def reply_queue(self, queue: str) -> str:
-        """The physical name of a client's own, which RabbitMQ may have named, and that without our prefix."""
+        """Return the physical name of a client's queue. A name that RabbitMQ gave gets no prefix."""
         return queue if queue.startswith(RABBITMQ_PREFIX) else self.physical(queue)
 
 
-def told_apart(kinds: Sequence[str]) -> list[str]:
-    """Names for things of these kinds: `rabbitmq`, and `rabbitmq-2` for the second of its kind."""
+def numbered(kinds: Sequence[str]) -> list[str]:
+    """Return a name for each of these kinds: `rabbitmq`, and `rabbitmq-2` for the second of its kind."""
     counts = [kinds[: number + 1].count(kind) for number, kind in enumerate(kinds)]
     return [kind if count == 1 else f"{kind}-{count}" for kind, count in zip(kinds, counts, strict=True)]

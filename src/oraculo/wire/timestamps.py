@@ -1,15 +1,14 @@
-"""ISO 8601 on the wire, seconds since the epoch inside."""
+"""Timestamps: ISO 8601 on the wire, seconds since the epoch inside."""
 
 import math
 from datetime import UTC, datetime
 from functools import lru_cache
 
-_LONGEST = 64
+_MAX_LENGTH = 64
 _THOUSANDTHS = [f".{number:03}Z" for number in range(1000)]
 
 
-# The same moments are written and read again and again: the deadline of a run in each of its commands, the time of a
-# batch in each of its messages.
+# The same moments recur: a run's deadline in each of its commands, the time of a batch in each of its messages.
 @lru_cache(maxsize=256)
 def to_iso(seconds: float) -> str:
     whole = math.floor(seconds)
@@ -19,18 +18,18 @@ def to_iso(seconds: float) -> str:
 
 @lru_cache(maxsize=256)
 def _whole_second(seconds: int) -> str:
-    """Apart, because a calendar is slow, and most moments of a run are in the same few seconds."""
+    """Write a whole second. It is cached, because a calendar is slow and a run's moments share a few seconds."""
     return datetime.fromtimestamp(seconds, UTC).isoformat()[:-6]
 
 
 def from_iso(text: str) -> float | None:
-    """Seconds since the epoch, or None when `text` is not ISO 8601 with an offset."""
-    return None if len(text) > _LONGEST else _read(text)
+    """Return seconds since the epoch, or None when `text` is not ISO 8601 with an offset."""
+    return None if len(text) > _MAX_LENGTH else _read(text)
 
 
 @lru_cache(maxsize=256)
 def _read(text: str) -> float | None:
-    """Apart, so that no long text is kept: whatever anybody sends comes by here."""
+    """Read a short text. `from_iso` refuses long ones, so that the cache keeps none."""
     try:
         moment = datetime.fromisoformat(text.upper())  # RFC 3339 lets `t` and `z` pass
     except ValueError:
@@ -39,7 +38,7 @@ def _read(text: str) -> float | None:
 
 
 def in_words(seconds: float) -> str:
-    """`1.5 s`, `30 s`, `2 min 5 s`, `3 h`: a length of time as a sentence says it."""
+    """Return a length of time for a sentence: `1.5 s`, `30 s`, `2 min 5 s` or `3 h`."""
     if seconds < 60:
         return f"{seconds:.1f}".removesuffix(".0") + " s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
