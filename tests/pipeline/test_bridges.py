@@ -46,7 +46,7 @@ def test_a_url_is_read_and_written_the_same(url: str, bridge: Bridge) -> None:
         ("celery://a b", "task: must name the task"),
         ("celery://a?quue=x", "unknown option 'quue'; did you mean 'queue'?"),
         ("celery://a?attempts=2", "unknown option 'attempts'"),
-        (f"celery://a?queue={'é' * 128}", "queue: must have at most 255 bytes in UTF-8, as AMQP's names; it has 256"),
+        (f"celery://a?queue={'é' * 128}", "queue: must have at most 255 bytes"),
         ("celery://a?send=all", "send: must be kwargs or payload; got 'all'"),
         ("bullmq://q?attempts=0", "attempts: must be a whole number from 1 to 1000; got 0"),
         ("bullmq://q?attempts=many", "got 'many'"),
