@@ -46,7 +46,7 @@ print("-----BEGIN USER NKEY SEED-----", seed, "------END USER NKEY SEED------", 
 
 def combinations() -> list[str]:
     """Those that a document writes as `'.[a,b]'`, and each extra by itself, as README lists them."""
-    pages = [*ROOT.glob("README*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md")]
+    pages = [*ROOT.glob("README*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")]
     written = {found for page in pages for found in re.findall(r"'\.\[([\w,]+)\]'", page.read_text("utf-8"))}
     return sorted(written | set(EXTRAS))
 
