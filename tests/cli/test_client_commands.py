@@ -120,6 +120,7 @@ def test_the_same_idempotency_key_gives_the_same_run(cli: Cli) -> None:
         (["submit", "--tipo", "colta_completa"], "tipo: "),
         (["submit", "--destino", "bad name"], "destinos[0]"),
         (["submit", "--destino", "x", "--timeout", "-1"], "timeout: "),
+        (["submit", "--destino", "x", "--idempotency-key", ""], "Idempotency-Key"),
         (["runs", "show", "no-such-run"], "no-such-run"),
         (["runs", "watch", "no-such-run"], "no-such-run"),
         (["runs", "explain", "no-such-run"], "no-such-run"),
@@ -302,13 +303,11 @@ def test_that_a_broker_is_away_whose_dead_letters_are_not_sent_again_is_told(one
     assert result.stderr.splitlines() == ["broker rabbitmq is away: its dead letters are not sent again"]
 
 
-def test_a_dead_letter_of_a_broker_that_is_away_is_not_said_to_be_missing(one_away: Cli) -> None:
-    refused = "oraculo: broker rabbitmq, whose dead letter it is, is away: connection refused"
-    for queue in ("fila_x", "so_no_rabbitmq"):
-        result = one_away("dlq", "show", queue, "rabbitmq:7")
-        assert (result.exit_code, result.stderr.splitlines()) == (2, [refused])
-    other = one_away("dlq", "show", "fila_x", "redis:7")
-    assert (other.exit_code, "has no dead letter with the id redis:7" in other.stderr) == (2, True)
+def test_that_a_broker_is_away_whose_dead_letter_may_be_meant_is_said(one_away: Cli) -> None:
+    result = one_away("dlq", "show", "fila_x", "rabbitmq:7")
+    away, missing = result.stderr.splitlines()
+    assert (result.exit_code, away) == (2, "broker rabbitmq is away: its dead letters are not shown")
+    assert "rabbitmq:7" in missing
 
 
 def test_dead_letters_are_shown_where_the_server_may_not_list_queues(

@@ -85,19 +85,6 @@ def test_a_child_ends_when_it_is_told_to_and_its_own_children_have_its_signals(t
     assert sum("oraculo: stopping" in line for line in process.errors) == 1, "the children do not say it too"
 
 
-def test_what_does_not_end_at_the_exit_keeps_no_process() -> None:
-    """As a pool of processes whose child was killed while it held a lock."""
-    program = (
-        "import atexit, time; from oraculo.cli import app; atexit.register(time.sleep, 60); "
-        "app._EXIT_GRACE = 0.1; app.main()"
-    )
-    for arguments, status in ((["version"], 0), (["no-such-command"], 2)):
-        ended = subprocess.run(
-            [sys.executable, "-c", program, *arguments], capture_output=True, timeout=30, check=False
-        )
-        assert ended.returncode == status
-
-
 def test_a_child_lets_only_the_first_ctrl_c_pass() -> None:
     program = (
         "import os, signal\nfrom oraculo.cli.forking import children_spared\n"

@@ -72,17 +72,3 @@ def test_json_does_not_steer_the_terminal(monkeypatch: pytest.MonkeyPatch, capsy
 @pytest.mark.parametrize(("status", "code"), [("concluida", 0), ("parcial", 1), ("erro", 1), ("timeout", 1)])
 def test_only_concluida_is_success(status: str, code: int) -> None:
     assert output.exit_status(status) == code
-
-
-@pytest.mark.parametrize("indent", [2, None])
-def test_numbers_are_printed_as_they_were_written(capsys: pytest.CaptureFixture[str], indent: int | None) -> None:
-    written = '{"a": [1e400, 1.10, -0.0, 12345678901234567890123], "b": {"c": 1E5}}'
-    output.print_json(output.read_json(written), indent=indent)
-    printed = capsys.readouterr().out
-    assert "".join(printed.split()) == "".join(written.split())
-    assert printed.count("\n") == (1 if indent is None else 11)
-
-
-def test_a_name_that_is_not_utf8_is_printed_as_json_has_it(capsys: pytest.CaptureFixture[str]) -> None:
-    output.print_json({"arquivo": "a\udcff.yaml"})
-    assert json.loads(capsys.readouterr().out) == {"arquivo": "a\udcff.yaml"}

@@ -3,7 +3,6 @@
 import json
 import os
 import pty
-import resource
 import signal
 import socket
 import subprocess
@@ -19,7 +18,7 @@ import pytest
 from oraculo.samples.requests import SAMPLE_REQUESTS
 from tests.cli.conftest import QUICK
 from tests.cli.processes import Cli, Process, environment, run, until
-from tests.servers.prepared import ORACULO, Oraculo
+from tests.servers.prepared import Oraculo
 
 Start = Callable[..., Process]
 
@@ -331,18 +330,6 @@ def test_serve_with_an_app_does_its_work_and_does_not_warn(start: Start, tmp_pat
     assert "warning: with memory://" not in "".join(serve.errors)
 
 
-def test_a_server_that_may_open_no_more_files_says_so(start: Start) -> None:
-    """uvloop closes each connection that comes then, in silence."""
-    process = start("serve")
-    assert httpx2.get(process.url + "/health").status_code == 200
-    _, most = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
-    before = resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (1, most))  # what is open stays so
-    process.says("connections are refused: this process may open no more files")
-    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, before)
-    assert process.stop() == 0
-    assert "".join(process.errors).count("connections are refused") == 1
-
-
 def test_serve_on_every_address_without_keys_and_with_leave_warns(start: Start) -> None:
     serve = start("serve", "--host", "0.0.0.0", "--insecure")
     serve.says("whoever can reach 0.0.0.0 can start runs; set ORACULO_API_KEYS")
@@ -445,24 +432,3 @@ def _read_all(terminal: int) -> str:
     finally:
         os.close(terminal)
     return b"".join(chunks).decode()
-
-
-@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
-def test_it_serves_without_an_output(tmp_path: Path, closed: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *ORACULO, "serve", "--port", str(port)]
-    process = subprocess.Popen(shell, cwd=tmp_path, env=environment(**QUICK))
-    try:
-        until(lambda: is_alive(port), saying="the server")
-        process.terminate()
-        assert process.wait(timeout=30) == 0
-    finally:
-        process.kill()
-
-
-def is_alive(port: int) -> bool:
-    try:
-        return httpx2.get(f"http://127.0.0.1:{port}/health").is_success
-    except httpx2.TransportError:
-        return False

@@ -9,15 +9,12 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
-from unittest.mock import Mock
-from urllib.parse import quote, unquote
 
 import pytest
 from typer.testing import CliRunner
 
 from oraculo import __version__
 from oraculo.cli.app import app
-from oraculo.errors import NO_THREAD
 from tests.cli.processes import environment, run
 
 NOWHERE = "http://127.0.0.1:9"
@@ -41,12 +38,6 @@ def test_what_the_encoding_of_the_output_lacks_is_shown_by_its_code(tmp_path: Pa
     ended = run("doctor", "--url", NOWHERE, cwd=tmp_path, env={"PYTHONIOENCODING": encoding})
     assert ended.stderr == ""
     assert "whsec_\\u2026" in ended.stdout
-
-
-def test_a_system_without_room_for_threads_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError(NO_THREAD)))
-    told = invoke("serve", "--port", "0", env={"ORACULO_STORE_URL": f"sqlite:///{tmp_path}/o.db"})
-    assert "no room for another thread" in complaint(told)
 
 
 def test_version_as_text_and_as_json() -> None:
@@ -115,37 +106,17 @@ def test_an_unknown_command_is_one_line() -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["submit", "--tipo", b"caf\xe9"], "the argument behind --tipo: is not UTF-8"),
-        (["runs", "show", b"caf\xe9"], "the argument caf\ufffd: is not UTF-8"),
-        (["runs", "list", b"--api-key=s3cr\xe9t"], "the argument --api-key: is not UTF-8"),
-        (["runs", "list", "--api-key=s3cret", b"\xe9"], "the argument behind --api-key: is not UTF-8"),
-    ],
-)
-def test_an_argument_that_is_not_utf_8_is_named(args: list[str | bytes], words: str) -> None:
-    told = complaint(invoke(*map(os.fsdecode, args)))
-    assert words in told
-    assert "s3cr" not in told
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
         ([], "none of them"),
         (["--tipo", "a", "--pipeline", "b"], "--tipo and --pipeline"),
         (["--tipo", "a", "--payload", "{oops"], "--payload: must be a JSON object"),
         (["--tipo", "a", "--payload", "[1]"], "must be a JSON object"),
-        (["--tipo", "a", "--payload", '{"x": "\\ud800"}'], ": a text holds half a surrogate pair (\\ud800 to \\udfff)"),
         (["--tipo", "a", "--payload", "@missing.json"], "missing.json: cannot be read"),
         (["--destino", '{"fila": '], '--destino: must be a JSON object, as {"fila": "escavador_youtube"}: '),
         (["--tipo", "a", "--prioridade", "10"], "prioridade"),
-        (["--tipo", "a", "--timeout", "nan"], "'--timeout': must be a number, as 30; got nan"),
-        (["--tipo", "a", "--timeout", "1e400"], "'--timeout': must be a number, as 30; got inf"),
-        (["--tipo", "a", "--wait", "nan"], "'--wait': "),
+        (["--tipo", "a", "--timeout", "inf"], "'--timeout': "),
         (["--tipo", "a", "--wait", "inf"], "'--wait': "),
         (["--tipo", "a", "--wait", "1e12"], "31536000"),
-        (["--tipo", "a", "--quorum", "9" * 5000], "--quorum: has 5000 digits, more successes than a run can have"),
         (["--tipo", "a", "--idempotency-key", "é"], "--idempotency-key: must be plain ASCII in one line"),
-        (["--tipo", "a", "--idempotency-key", ""], "--idempotency-key: is empty: give it at least one character"),
         (["--tipo", "a", "--api-key", "é"], "--api-key: must be plain ASCII in one line"),
         (["--tipo", "a", "--api-key", "a\n"], "--api-key: must be plain ASCII in one line"),
     ],
@@ -189,7 +160,6 @@ def test_a_server_that_is_not_there_is_one_line_with_its_url_and_the_way_out(arg
         "http://[zz]:80",
         "http://é☕:80",
         "http://localhost:80000",
-        f"http://{'a' * 300}:80",
     ],
 )
 def test_a_url_that_is_none_is_refused(url: str) -> None:
@@ -201,58 +171,6 @@ def test_a_url_that_is_none_is_refused(url: str) -> None:
 @pytest.mark.parametrize("url", ["http://[::1]:9", "http://localhost:9", "http://127.0.0.1:9/oraculo/"])
 def test_a_url_that_is_one_is_asked(url: str) -> None:
     assert "no server answers at" in complaint(invoke("runs", "list", "--url", url))
-
-
-class Stranger(BaseHTTPRequestHandler):
-    """Answers everything with the same JSON, which is the path's first part."""
-
-    def do_GET(self) -> None:
-        body = unquote(self.path.split("/")[1]).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_POST(self) -> None:
-        self.do_GET()
-
-    def log_message(self, *_: object) -> None: ...
-
-
-@pytest.fixture(scope="module")
-def stranger() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "runs list",
-        "runs show x",
-        "runs watch x",
-        "runs explain x",
-        "runs cancel x",
-        "dlq list",
-        "dlq list q",
-        "dlq show q 1",
-        "dlq redrive q",
-        "pipelines list",
-        "submit --pipeline x",
-        "submit --pipeline x --wait 1",
-    ],
-)
-def test_a_server_that_is_another_is_one_line(stranger: str, command: str) -> None:
-    for answer in ("{}", "[]", '"x"', "3", '{"orquestracoes":[1],"filas":[1],"mensagens":[1],"pipelines":[1]}'):
-        told = complaint(invoke(*command.split(), "--url", f"{stranger}/{quote(answer)}"))
-        assert "answered 200 and not as ORÁCULO does; is --url or ORACULO_URL right?" in told
-
-
-def test_doctor_tells_of_a_server_that_is_another(stranger: str) -> None:
-    result = invoke("doctor", "--url", f"{stranger}/[]")
-    assert "answered 200 and not as ORÁCULO does" in result.stdout, result.output
 
 
 class Flickering(BaseHTTPRequestHandler):
@@ -477,12 +395,8 @@ def test_a_worker_process_cannot_share_memory() -> None:
         ("com_app:vazio", "no handlers"),
         ("quebrado:app", "RuntimeError: boom"),
         ("importa_o_que_nao_ha:app", "No module named 'nao_ha'"),
-        ("desiste:app", "desiste:app: importing it failed: SystemExit ("),
-        ("desiste_com_texto:app", "SystemExit: DATABASE_URL is not set ("),
-        ("entra_em_panico:app", "PanicException: index out of bounds ("),
-        ("mudo:app", "Mute: (its text cannot be shown) ("),
-        ("preguicoso:app", "preguicoso:app: looking into it failed: RuntimeError: not now ("),
-        ("sem_classe:app", "no App 'app'; it has none"),
+        ("sem_app:app", "no App 'app'; it has none"),
+        ("errado:app", " (errado.py, line 2)"),
     ],
 )
 def test_an_app_that_cannot_be_loaded_is_one_line(
@@ -491,12 +405,8 @@ def test_an_app_that_cannot_be_loaded_is_one_line(
     (tmp_path / "com_app.py").write_text(_APP)
     (tmp_path / "quebrado.py").write_text("raise RuntimeError('boom')\n")
     (tmp_path / "importa_o_que_nao_ha.py").write_text("import nao_ha\n")
-    (tmp_path / "desiste.py").write_text("raise SystemExit\n")
-    (tmp_path / "sem_classe.py").write_text(_CLASSLESS)
-    (tmp_path / "preguicoso.py").write_text("def __getattr__(name):\n    raise RuntimeError('not now')\n")
-    (tmp_path / "desiste_com_texto.py").write_text("import sys\nsys.exit('DATABASE_URL is not set')\n")
-    (tmp_path / "entra_em_panico.py").write_text(_PANIC)
-    (tmp_path / "mudo.py").write_text(_MUTE)
+    (tmp_path / "sem_app.py").write_text("app = 1\n")
+    (tmp_path / "errado.py").write_text("\ndef f(:\n")
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert words in complaint(invoke("dev", "--app", target))
     for command in (["serve", "--app"], ["worker"], ["worker", "--engine", "celery"]):
@@ -504,21 +414,6 @@ def test_an_app_that_cannot_be_loaded_is_one_line(
     sys.modules.pop("com_app", None)
 
 
-def test_a_fault_in_the_syntax_is_told_with_its_own_line_and_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "errado.py").write_text("\ndef f(:\n")
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    assert complaint(invoke("dev", "--app", "errado:app")).endswith(" (errado.py, line 2)")
-    (tmp_path / "le_mal.py").write_text("compile('1 +', 'uma conta', 'eval')\n")
-    told = complaint(invoke("dev", "--app", "le_mal:app"))
-    assert "(uma conta, line 1)" in told
-    assert told.endswith("le_mal.py, line 1)"), "what was read so is not where it was read"
-
-
-_CLASSLESS = "class Lazy:\n    @property\n    def __class__(self): raise RuntimeError\napp = Lazy()\n"
-_PANIC = "class PanicException(BaseException): pass\nraise PanicException('index out of bounds')\n"
-_MUTE = "class Mute(Exception):\n    def __str__(self): raise ValueError\nraise Mute\n"
 _APP = """
 from oraculo.worker import App
 
@@ -609,23 +504,6 @@ def test_a_file_that_is_not_there_or_not_yaml_is_a_fault(tmp_path: Path) -> None
     assert "line" in complaint(invoke("pipelines", "validate", "bad.yaml"))
 
 
-def test_what_is_in_a_folder_and_not_a_file_is_told_without_being_opened(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    os.mkfifo(tmp_path / "folder" / "a.yaml")
-    ended = run("pipelines", "validate", "folder", cwd=tmp_path)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == "oraculo: folder/a.yaml: cannot be read: it is not a regular file\n"
-
-
-def test_a_fifo_that_is_named_is_read_and_of_a_device_only_the_beginning(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "a.yaml")
-    writer = threading.Thread(target=(tmp_path / "a.yaml").write_text, args=(GOOD,), daemon=True)
-    writer.start()
-    assert invoke("pipelines", "validate", "a.yaml").stdout.startswith("a.yaml: ok, pipeline bom\n")
-    writer.join()
-    assert "over the limit of 4194304" in complaint(invoke("pipelines", "validate", "/dev/zero"))
-
-
 # -- starting quickly ------------------------------------------------------------------------------------------------
 
 
@@ -649,15 +527,6 @@ def test_a_command_loads_only_what_it_needs(tmp_path: Path, args: list[str], hea
         [sys.executable, "-c", program], cwd=tmp_path, env=plain, capture_output=True, text=True, check=True
     )
     assert done.stderr.splitlines()[-1] == "[]"
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
-@pytest.mark.parametrize("command", ["version", "asyncapi"])  # one line, and more than a buffer holds
-def test_an_output_that_cannot_be_written_is_one_line(tmp_path: Path, command: str) -> None:
-    with open("/dev/full", "w") as full:
-        done = run(command, cwd=tmp_path, env={"PYTHONUNBUFFERED": ""}, stdout=full)
-    assert done.returncode == 2
-    assert done.stderr == "oraculo: the output cannot be written: No space left on device\n"
 
 
 def test_an_output_that_nobody_reads_is_no_traceback(tmp_path: Path) -> None:

@@ -1,12 +1,9 @@
 """`oraculo`: all commands under one name, and every expected error as one line and an exit status."""
 
-import os
+import io
 import platform
 import sys
-import threading
 from collections.abc import Sequence
-from contextlib import suppress
-from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -28,12 +25,10 @@ from oraculo.cli import (
     submit,
 )
 from oraculo.cli.options import AsJson
-from oraculo.errors import NO_THREAD, InvalidInput, OraculoError
+from oraculo.errors import OraculoError
 
 # typer carries click inside itself, or depends on it, and exports of the usage errors this leaf alone.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-_EXIT_GRACE = 5.0  # seconds
-_NO_ROOM = "the system has no room for another thread: a limit (`ulimit -u`, a container's `pids`) or memory is used up"
 
 
 class OneLineErrors(TyperGroup):
@@ -41,20 +36,14 @@ class OneLineErrors(TyperGroup):
 
     def main(self, args: Sequence[str] | None = None, *names: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         try:
-            _expect_text(sys.argv[1:] if args is None else args)
             code = super().main(args, *names, **{**extra, "standalone_mode": False})
-            if sys.stdout is not None:  # as it is where it was closed
-                sys.stdout.flush()
+            sys.stdout.flush()
         except _UsageError as error:
-            code = _tell(error)
+            code = _complain_of_usage(error)
         except OraculoError as error:
             code = output.complain(str(error))
-        except OSError as error:
-            code = output.give_up(error)
-        except RuntimeError as error:
-            if str(error) != NO_THREAD:
-                raise
-            code = output.complain(_NO_ROOM)
+        except BrokenPipeError:
+            code = output.stop_writing()
         except typer.Abort:
             code = output.INTERRUPTED
         if not standalone_mode:
@@ -62,19 +51,7 @@ class OneLineErrors(TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def _expect_text(args: Sequence[str]) -> None:
-    """Raises InvalidInput, which does not show the value of an option: it may be a secret. A file may have any name."""
-    for before, arg in pairwise(["oraculo", *args]):
-        try:
-            arg.encode()
-        except UnicodeEncodeError:  # Python has bytes that it cannot read as halves of surrogate pairs
-            if os.path.lexists(arg.removeprefix("@")):
-                continue
-            name = (f"behind {before}" if before.startswith("-") else arg).partition("=")[0]
-            raise InvalidInput.at(f"the argument {name}", "is not UTF-8; write it in that encoding") from None
-
-
-def _tell(error: Exception) -> int:
+def _complain_of_usage(error: Exception) -> int:
     context = getattr(error, "ctx", None)
     message = str(getattr(error, "format_message", error.__str__)()).strip()
     if not message or "\n" in message:  # a group without a command: the message is its help, or was printed already
@@ -141,27 +118,6 @@ def version(as_json: AsJson = False) -> None:
 
 
 def main() -> None:
-    status = 1
-    output.mend_streams()
-    try:
-        app(prog_name="oraculo")
-        status = 0
-    except SystemExit as ended:
-        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-        raise
-    finally:
-        _leave_in_time(status)
-
-
-def _leave_in_time(status: int) -> None:
-    """What a user's module does at the exit may never end: `multiprocessing` waits there for its pools."""
-    last_resort = threading.Timer(_EXIT_GRACE, _leave, (status,))
-    last_resort.daemon = True
-    with suppress(RuntimeError):  # where no thread can be started
-        last_resort.start()
-
-
-def _leave(status: int) -> None:
-    with suppress(OSError, ValueError):
-        sys.stdout.flush()
-    os._exit(status)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # an encoding that lacks `→` must not end a command
+    app(prog_name="oraculo")

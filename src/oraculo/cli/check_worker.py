@@ -8,7 +8,7 @@ import typer
 
 from oraculo.cli import output
 from oraculo.cli.json_objects import read_payload
-from oraculo.cli.options import AsJson, finite
+from oraculo.cli.options import AsJson
 from oraculo.cli.shared_broker import expect_shared_broker
 from oraculo.cli.table import Column, print_table
 from oraculo.errors import BrokerError, Fault, InvalidInput
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from oraculo.testing.worker_cases import CaseReport, WorkerCheck
 
 Queue = Annotated[str, typer.Option(metavar="NAME", help="The worker's queue, without the prefix.")]
-Timeout = Annotated[
-    float, typer.Option(min=0.1, max=3600, callback=finite, help="Longest wait for an answer, in seconds.")
-]
+Timeout = Annotated[float, typer.Option(min=0.1, max=3600, help="Longest wait for an answer, in seconds.")]
 Payload = Annotated[
     str | None,
     typer.Option(

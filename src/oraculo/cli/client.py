@@ -1,11 +1,11 @@
 """The server as the client commands see it: JSON in, JSON out, and every refusal as one sentence."""
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
-from oraculo.cli.output import read_json
 from oraculo.core.loopback import is_loopback
 from oraculo.errors import InvalidInput, OraculoError
 
@@ -34,8 +34,7 @@ class Refused(OraculoError):
 
 
 class ServerClient:
-    """Use it as a context manager, around all that reads its answers too: one that is not shaped as ORÁCULO's are is
-    told as Refused then. Every call raises Unreachable or Refused."""
+    """A connection to a server. Use it as a context manager. Every call raises Unreachable or Refused."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         import httpx2  # here, because it is a third of the time that `--help` takes
@@ -52,10 +51,8 @@ class ServerClient:
     def __enter__(self) -> "ServerClient":
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self._http.close()
-        if isinstance(error, _OTHER_SHAPE) and not isinstance(error, UnicodeError):  # that is of who prints it
-            raise self._stranger(200) from error
 
     def get(self, path: str, **parameters: object) -> Any:
         given = {key: str(value) for key, value in parameters.items() if value is not None}
@@ -113,15 +110,11 @@ class ServerClient:
             return document
         if isinstance(document, dict):
             raise Refused(response.status_code, _why(response.status_code, document))
-        raise self._stranger(response.status_code)
-
-    def _stranger(self, status: int) -> Refused:
-        told = f"{self.url} answered {status} and not as ORÁCULO does; is --url or ORACULO_URL right?"
-        return Refused(status, told)
+        status = response.status_code
+        raise Refused(status, f"{self.url} answered {status} and not as ORÁCULO does; is --url or ORACULO_URL right?")
 
 
 _JSON = {"Content-Type": "application/json"}
-_OTHER_SHAPE = (KeyError, IndexError, TypeError, AttributeError, ValueError)  # raised where an answer is read
 
 
 def run_path(run_id: str, action: str = "") -> str:
@@ -149,16 +142,16 @@ def _is_of_a_server(url: str) -> bool:
     import httpx2
 
     try:
-        host, port = httpx2.URL(url).raw_host.decode(), urlsplit(url).port
-        host.encode("idna")  # as it is done to look for its address: a part of it may be too long
-        return urlsplit(url).scheme in ("http", "https") and bool(host) and port != 0
+        httpx2.URL(url)
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except (ValueError, httpx2.InvalidURL):
         return False
 
 
 def _document(response: "httpx2.Response") -> Any:
     try:
-        return read_json(response.content)
+        return json.loads(response.content)
     except ValueError:
         return None
 

@@ -17,8 +17,7 @@ from oraculo.cli.prefixes import letter_id as whole_letter_id
 from oraculo.cli.queues import print_queues
 from oraculo.cli.table import Column, print_table
 from oraculo.cli.times import moment, moments
-from oraculo.errors import BrokerUnavailable, InvalidInput, NotFound
-from oraculo.ports.broker_admin import DEAD_LETTER_ID_SEPARATOR
+from oraculo.errors import InvalidInput, NotFound
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters: list, show, redrive, discard.")
 
@@ -128,7 +127,7 @@ def show(
 ) -> None:
     """Show one dead letter with its reason and its body."""
     with ServerClient(url, api_key) as server:
-        _expect_broker_of(letter_id, _brokers_away(server))
+        _warned(_brokers_away(server), "shown")
         letters = {each["id"]: each for each in _letters(server, queue) if each["id"].startswith(letter_id)}
         letter = letters.get(whole_letter_id(letter_id, letters))
         if letter is None:
@@ -148,13 +147,6 @@ def show(
             output.print_line(f"{name}: {output.clean(value)}")
         if letter.get("corpo_cortado"):
             output.note(f"the body has {letter['corpo_bytes']:,} bytes; the server shows its beginning only")
-
-
-def _expect_broker_of(letter_id: str, away: dict[str, Any]) -> None:
-    """As the server does for one that is to be sent again or discarded."""
-    for name, why in away.items():
-        if letter_id.startswith(name + DEAD_LETTER_ID_SEPARATOR):
-            raise BrokerUnavailable(f"broker {name}, whose dead letter it is, is away: {why}")
 
 
 def _body(letter: dict[str, Any]) -> str:

@@ -1,60 +1,59 @@
-"""What a signal means to a process that a handler forks, as `multiprocessing` does.
+"""Signal handling in the processes that a handler forks, as `multiprocessing` does.
 
-Such a child is a copy of this process. With our handlers it would take a SIGTERM for the wish to stop what it has not,
-and go on; and it would wake the event loop of this process, whose descriptor it shares. So SIGTERM means to it what it
-would mean without us. A terminal sends its SIGINT to all of them at once: we finish what is in work, for which we need
-the children, so they let it pass. A child that runs another program instead, as those of `subprocess`, needs none of
-this.
+A forked child copies our signal handlers and the descriptor that wakes our event loop. With them it would ignore a
+SIGTERM, so `Pool` and `Process.terminate` would wait for ever. Ctrl-C in a terminal reaches every process at once: the
+children let the first one pass, because we finish what is in work and need them for it.
 """
 
 import functools
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-_of_children: dict[signal.Signals, Any] = {}  # what handles each signal there; empty while we handle none
-_forking = threading.local()
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_is_serving = False
 
 
 @contextmanager
 def children_spared() -> Iterator[None]:
-    """Entered before we handle signals; for the children that are forked until the end."""
+    """Give the children that are forked inside this block signal handlers of their own."""
+    global _is_serving
     _look_after_forks()
-    _of_children.update({signal.SIGTERM: signal.getsignal(signal.SIGTERM), signal.SIGINT: _let_pass})
+    _is_serving = True
     try:
         yield
     finally:
-        _of_children.clear()
+        _is_serving = False
 
 
-def _let_pass(*_: object) -> None:
-    """The first, for the second ends us at once. Not SIG_IGN, which a program that the child starts would inherit."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@functools.cache
+@functools.cache  # a registration cannot be undone
 def _look_after_forks() -> None:
-    """Once: what is registered stays for as long as the process lives."""
     if hasattr(os, "register_at_fork"):  # Windows has no forks
-        os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals_in, after_in_child=_give_signals_back)
+        os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals_in, after_in_child=_take_handlers_away)
 
 
 def _hold_signals() -> None:
-    # A child may be told to end as soon as it is there; our handlers would swallow that.
-    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _of_children)
+    """Hold signals back during the fork: our handlers would swallow a SIGTERM that reaches the child in it."""
+    if _is_serving:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
 
 def _let_signals_in() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+    if _is_serving:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
-def _give_signals_back() -> None:
-    if _of_children:
+def _take_handlers_away() -> None:
+    global _is_serving
+    if _is_serving:
         signal.set_wakeup_fd(-1)
-        for sig, handler in _of_children.items():
-            signal.signal(sig, handler)
-        _of_children.clear()  # what the child makes of its signals is for its own children
-    _let_signals_in()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, _pass_once)
+        _let_signals_in()
+        _is_serving = False  # the child's own children keep the handlers that the child sets
+
+
+def _pass_once(*_: object) -> None:
+    """Restore Python's handler. SIG_IGN would be inherited by programs that the child starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""JSON objects as the command line takes them."""
+"""JSON objects that options of the command line take."""
 
 import sys
 from pathlib import Path
@@ -6,11 +6,10 @@ from pathlib import Path
 import msgspec
 
 from oraculo.errors import Fault, InvalidRequest
-from oraculo.wire.json_guard import HALF_A_PAIR, has_half_a_pair
 
 
 def read_payload(text: str) -> msgspec.Raw:
-    """JSON, `@FILE`, or `-` for stdin. Raises InvalidRequest, naming where the text came from."""
+    """Read JSON, `@FILE`, or `-` for stdin. Raises InvalidRequest, naming where the text came from."""
     if text == "-":
         return read_object("--payload, from stdin", sys.stdin.buffer.read())
     if not text.startswith("@"):
@@ -22,10 +21,9 @@ def read_payload(text: str) -> msgspec.Raw:
 
 
 def read_object(where: str, text: bytes, example: str = '{"produto": "café"}') -> msgspec.Raw:
-    """As it is: a number that JSON can write and Python cannot hold goes through unchanged."""
+    """Return the object as it was written, numbers included. Raises InvalidRequest."""
     try:
         msgspec.json.decode(text.decode(), type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        told = HALF_A_PAIR if has_half_a_pair(text) else error
-        raise InvalidRequest(Fault(where, f"must be a JSON object, as {example}: {told}")) from None
+        raise InvalidRequest(Fault(where, f"must be a JSON object, as {example}: {error}")) from None
     return msgspec.Raw(text.strip())

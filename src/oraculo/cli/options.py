@@ -1,19 +1,10 @@
 """Options that several commands share."""
 
-import math
 from typing import Annotated
 
 import typer
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-
-
-def finite(number: float | None) -> float | None:
-    """For the callback of an option: a range lets nan through, and JSON has no word for it nor for inf."""
-    if number is not None and not math.isfinite(number):
-        raise typer.BadParameter(f"must be a number, as 30; got {number}")
-    return number
-
 
 Url = Annotated[str, typer.Option("--url", envvar="ORACULO_URL", help="Address of the server.", show_envvar=True)]
 GivenUrl = Annotated[

@@ -1,7 +1,6 @@
 """`oraculo pipelines`: the definitions that a server knows, and the check of files before it does."""
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from oraculo.pipeline.definition import Definition
 
 _ORIGINS = {"embutido": "built in", "pasta": "folder", "api": "API"}
-_MOST_STEPS = 50  # of a definition whose queues are listed
 
 app = typer.Typer(no_args_is_help=True, help="Pipelines: list, show, validate, put, delete.")
 
@@ -74,7 +72,6 @@ def show(name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: As
         typer.echo(f"# {', '.join(f'{key}: {value}' for key, value in about.items())}")
         for warning in document.pop("avisos", ()):
             typer.echo(f"# warning: {Fault(warning['campo'], warning['motivo'])}")
-        yaml.SafeDumper.add_multi_representer(float, yaml.SafeDumper.represent_float)  # also for numbers as written
         typer.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip())
 
 
@@ -157,8 +154,8 @@ def _warn_of_unserved(findings: Sequence[dict[str, Any]], url: str, api_key: str
 def check_files(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
     """One finding a file, with every fault."""
     names: dict[str, Path] = {}
-    for path, is_named in _expanded(paths):
-        definition, faults = _check(path, is_named)
+    for path in _expanded(paths):
+        definition, faults = _check(path)
         name = None if definition is None else definition.name
         if name is not None and (first := names.setdefault(name, path)) != path:
             faults.append(Fault("name", f"'{name}' is the name of {first} already"))
@@ -177,24 +174,21 @@ def _written(faults: Sequence[Fault]) -> list[dict[str, str]]:
     return [{"campo": fault.field, "motivo": fault.problem} for fault in faults]
 
 
-def _expanded(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
-    """Each file, and whether it was named itself, and not its folder."""
+def _expanded(paths: Sequence[Path]) -> Iterator[Path]:
     from oraculo.engine.pipeline_folder import pipeline_files
 
     for path in paths:
         if path.is_dir():
-            yield from ((file, False) for file in pipeline_files(path))
+            yield from pipeline_files(path)
         else:
-            yield path, True
+            yield path
 
 
-def _check(path: Path, is_named: bool) -> tuple["Definition | None", list[Fault]]:
-    from oraculo.engine.pipeline_folder import expect_regular, pipeline_bytes
+def _check(path: Path) -> tuple["Definition | None", list[Fault]]:
+    from oraculo.engine.pipeline_folder import pipeline_bytes
     from oraculo.pipeline.text import read_pipeline
 
     try:
-        if not is_named:
-            expect_regular(path)
         return read_pipeline(pipeline_bytes(path)), []
     except InvalidPipeline as error:
         return None, list(error.faults)
@@ -208,14 +202,9 @@ def _tell(findings: Sequence[dict[str, Any]]) -> None:
     for finding in findings:
         if finding["valido"]:
             output.print_line(f"{finding['arquivo']}: ok, pipeline {finding['pipeline']}")
-            for line in _queue_lines(finding["filas"]):
-                output.print_line(line)
+            for step, queue in finding["filas"].items():
+                output.print_line(f"  {step} → {queue}")
         for warning in finding.get("avisos", ()):
             output.note(f"warning: {finding['arquivo']}: {Fault(warning['campo'], warning['motivo'])}")
         for fault in finding["erros"]:
             output.complain(f"{finding['arquivo']}: {Fault(fault['campo'], fault['motivo'])}")
-
-
-def _queue_lines(queues: dict[str, str]) -> list[str]:
-    lines = [f"  {step} → {queue}" for step, queue in islice(queues.items(), _MOST_STEPS)]
-    return lines if len(queues) <= _MOST_STEPS else [*lines, f"  … {len(queues) - _MOST_STEPS} more (see --json)"]

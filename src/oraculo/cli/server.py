@@ -8,7 +8,6 @@ import typer
 
 from oraculo.cli import output
 from oraculo.cli.loading import load_app
-from oraculo.cli.options import finite
 from oraculo.cli.shared_broker import expect_shared_broker
 from oraculo.errors import Fault, InvalidSettings
 
@@ -43,9 +42,7 @@ def dev(
             show_default=False,
         ),
     ] = None,
-    pace: Annotated[
-        float, typer.Option(min=0, callback=finite, help="Slows the sample workers down, by this factor.")
-    ] = 1.0,
+    pace: Annotated[float, typer.Option(min=0, help="Slows the sample workers down, by this factor.")] = 1.0,
     store: Annotated[str | None, typer.Option(metavar="URL", help="Store of the state, as sqlite:///dev.db.")] = None,
     insecure: Insecure = False,
 ) -> None:

@@ -31,7 +31,6 @@ from oraculo.bootstrap import (
     make_worker,
 )
 from oraculo.cli import output
-from oraculo.cli.file_limit import FileLimit
 from oraculo.cli.forking import children_spared
 from oraculo.errors import BrokerUnavailable, Fault, InvalidSettings, OraculoError, how_to_add
 from oraculo.ports.broker import Broker
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
 _CONNECTION_GRACE = 5
 # Seconds after the orderly stop in which the event loop must have closed.
 _CLOSE_GRACE = 5.0
-_TICKS = 10  # of uvicorn's own clock, between two looks whether files can be opened: a second
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -172,7 +170,6 @@ class _Server(uvicorn.Server):
         self._quiesce = quiesce
         self._announcing: asyncio.Task[None] | None = None
         self.fault: BaseException | None = None  # which ended it
-        self._file_limit = FileLimit()
         self.wake: Callable[[], object] = lambda: None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -193,11 +190,6 @@ class _Server(uvicorn.Server):
 
     def _fail(self, fault: BaseException) -> None:
         self.fault, self.should_exit = fault, True
-
-    async def on_tick(self, counter: int) -> bool:
-        if counter % _TICKS == 0:
-            self._file_limit.look()
-        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Waiting requests are answered and live streams end by themselves, so that none has to be cancelled."""

@@ -14,7 +14,7 @@ from oraculo.cli import output
 from oraculo.cli.client import Refused, ServerClient, Unreachable, header, run_path
 from oraculo.cli.interrupts import goes_on, watch_command
 from oraculo.cli.json_objects import read_object, read_payload
-from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson, Url, finite
+from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson, Url
 from oraculo.cli.run_table import print_aggregate
 from oraculo.cli.watch import live_table
 from oraculo.errors import Fault, InvalidRequest, OraculoError
@@ -22,7 +22,6 @@ from oraculo.errors import Fault, InvalidRequest, OraculoError
 _PATH = "/orquestracoes"
 _PAUSE = 0.5
 _PATIENCE = 30.0  # seconds for a server that went away before it named the run
-_QUORUM_DIGITS = 9
 _YEAR = 31_536_000  # seconds
 _DESTINATION = '{"fila": "escavador_youtube"}'
 
@@ -38,10 +37,8 @@ def submit(
     payload: Annotated[
         str | None, typer.Option(metavar="JSON|@FILE|-", help="A JSON object: as text, from a file, or from stdin.")
     ] = None,
-    timeout: Annotated[float | None, typer.Option(callback=finite, help="Seconds for the whole run.")] = None,
-    wait: Annotated[
-        float, typer.Option(min=0, max=_YEAR, callback=finite, help="Seconds to wait for the run's end.")
-    ] = 0,
+    timeout: Annotated[float | None, typer.Option(max=_YEAR, help="Seconds for the whole run.")] = None,
+    wait: Annotated[float, typer.Option(min=0, max=_YEAR, help="Seconds to wait for the run's end.")] = 0,
     correlation_id: Annotated[str | None, typer.Option(help="The run's id; one is made unless given.")] = None,
     webhook: Annotated[str | None, typer.Option(help="URL that gets the aggregate.")] = None,
     responder_em: Annotated[str | None, typer.Option(help="Queue that gets the aggregate.")] = None,
@@ -59,8 +56,6 @@ def submit(
 
     Give --destino, --tipo or --pipeline. With --wait the exit status is 0 when the run succeeded (concluida), else 1.
     """
-    if idempotency_key == "":
-        raise InvalidRequest(Fault("--idempotency-key", "is empty: give it at least one character, or leave it out"))
     _expect_one_subject(destino=destino, tipo=tipo, pipeline=pipeline)
     request = {
         "destinos": [_destination(text) for text in destino] if destino else None,
@@ -72,11 +67,13 @@ def submit(
         "webhook": webhook,
         "responder_em": responder_em,
         "prioridade": prioridade,
-        "quorum": None if quorum is None else _quorum(quorum),
+        # The server refuses any other text, in its own words.
+        "quorum": int(quorum) if quorum is not None and quorum.isdecimal() else quorum,
     }
     body = msgspec.json.encode({key: value for key, value in request.items() if value is not None})
+    key = _own_key(body, correlation_id) if idempotency_key is None else idempotency_key
     with ServerClient(url, api_key) as server:
-        headers = {"Idempotency-Key": header("--idempotency-key", idempotency_key or _own_key(body, correlation_id))}
+        headers = {"Idempotency-Key": header("--idempotency-key", key)}
         deadline = time.monotonic() + wait
         status, answer = _taken(server, body, headers, deadline)
         run_id = answer["correlation_id"]
@@ -101,15 +98,6 @@ def _expect_one_subject(**subjects: object) -> None:
     if len(given) != 1:
         got = " and ".join(given) or "none of them"
         raise InvalidRequest(Fault("", f"give exactly one of --destino, --tipo and --pipeline; got {got}"))
-
-
-def _quorum(text: str) -> int | str:
-    """What is neither a number nor right the server refuses, in its own words."""
-    if not text.isdecimal():
-        return text
-    if len(text) > _QUORUM_DIGITS:
-        raise InvalidRequest(Fault("--quorum", f"has {len(text)} digits, more successes than a run can have"))
-    return int(text)
 
 
 def _destination(text: str) -> object:

@@ -1,11 +1,11 @@
 """`oraculo runs watch`: a run's history as it happens, drawn as a table or told line by line."""
 
+import json
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
 from oraculo.cli import output
@@ -82,20 +82,16 @@ def _entries(server: ServerClient, run_id: str) -> Iterator[dict[str, Any]]:
     """The history from its start to the run's end, through broken connections: each goes on where the last was cut."""
     seen, alone_since = 0, None
     while True:
-        met_at = inf
         try:
             with server.live(run_path(run_id, "/eventos"), seen) as events:
-                met_at = time.monotonic()
+                alone_since = None
                 for event in events:
-                    alone_since = None
                     if event.event == _END:
                         return
-                    entry: dict[str, Any] = output.read_json(event.data)
+                    entry: dict[str, Any] = json.loads(event.data)
                     seen = entry["seq"]
                     yield entry
         except (Unreachable, Refused) as error:
-            if time.monotonic() - met_at > _PAUSE:  # else it is cut as soon as it is made, by something in between
-                alone_since = None
             alone_since = alone_since or time.monotonic()
             is_final = isinstance(error, Refused) and error.status < 500
             if is_final or time.monotonic() - alone_since > _PATIENCE:
