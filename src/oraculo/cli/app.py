@@ -1,4 +1,4 @@
-"""`oraculo`: all commands under one name, and every expected error as one line and an exit status."""
+"""The command `oraculo`: every command in one group, and each expected error as one line and an exit status."""
 
 import io
 import platform
@@ -27,12 +27,12 @@ from oraculo.cli import (
 from oraculo.cli.options import AsJson
 from oraculo.errors import OraculoError
 
-# typer carries click inside itself, or depends on it, and exports of the usage errors this leaf alone.
+# typer has click inside itself or as a dependency, and exports only this subclass of click's usage error.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 class OneLineErrors(TyperGroup):
-    """Says what is wrong in one line on stderr and ends with 2; never a traceback for what can be expected."""
+    """A command group that prints an expected error as one line on stderr and exits with 2."""
 
     def main(self, args: Sequence[str] | None = None, *names: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         try:
@@ -54,7 +54,7 @@ class OneLineErrors(TyperGroup):
 def _complain_of_usage(error: Exception) -> int:
     context = getattr(error, "ctx", None)
     message = str(getattr(error, "format_message", error.__str__)()).strip()
-    if not message or "\n" in message:  # a group without a command: the message is its help, or was printed already
+    if not message or "\n" in message:  # a group without a command: its message is the help, or empty
         print(message, end="\n" if message else "", file=sys.stderr)
         return output.BAD_USAGE
     return output.complain(message if context is None else f"{message} (see `{context.command_path} --help`)")

@@ -1,4 +1,4 @@
-"""`oraculo asyncapi`: the queues and messages as an AsyncAPI document, from a server or from the settings alone."""
+"""`oraculo asyncapi`: the AsyncAPI document, from a server or made from the settings."""
 
 from typing import Annotated, Any
 
@@ -17,15 +17,15 @@ def asyncapi(url: GivenUrl = None, api_key: ApiKey = None, _as_json: AlwaysJson 
 
     Without --url it describes the routes of the settings, the built-in pipelines and those of the pipelines folder.
     """
-    output.print_json(_asked(url, api_key) if url else _made_here())
+    output.print_json(_fetch(url, api_key) if url else _make())
 
 
-def _asked(url: str, api_key: str | None) -> Any:
+def _fetch(url: str, api_key: str | None) -> Any:
     with ServerClient(url, api_key) as server:
         return server.get("/asyncapi.json")
 
 
-def _made_here() -> dict[str, Any]:
+def _make() -> dict[str, Any]:
     """Raises InvalidSettings and InvalidPipeline."""
     from oraculo.api.asyncapi import document_of
     from oraculo.engine.pipelines import PipelineCatalogue, built_in_pipelines

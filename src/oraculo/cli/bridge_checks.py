@@ -1,4 +1,4 @@
-"""Whether the systems behind the bridges can be used: each is asked once, in the way of its bridge."""
+"""Checks that `oraculo doctor` makes of Celery's broker and BullMQ's Redis."""
 
 import asyncio
 from contextlib import suppress
@@ -14,14 +14,14 @@ _SECONDS = 6.0
 
 
 async def reach_celery(settings: "CelerySettings", prefix: str) -> str:
-    """`prefix`: of our queues."""
+    """Return the version and place of what answers. `prefix` is that of ORÁCULO's queues. Raises BrokerError."""
     from oraculo.bridges.celery.check import check_celery
 
     return await asyncio.to_thread(check_celery, settings, prefix, _SECONDS)
 
 
 async def reach_bullmq(settings: "BullmqSettings", prefix: str) -> str:
-    """`prefix`: of our queues."""
+    """Return the version and place of what answers. `prefix` is that of ORÁCULO's queues. Raises BrokerError."""
     from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
     from oraculo.bridges.bullmq.server import BullmqRedis
@@ -31,26 +31,28 @@ async def reach_bullmq(settings: "BullmqSettings", prefix: str) -> str:
     try:
         async with asyncio.timeout(_SECONDS):
             await server.client.ping()
-            with suppress(NoPermissionError):  # the bridge does not ask for it
+            with suppress(NoPermissionError):  # the bridge needs no INFO
                 about = await server.client.info("server")
             try:
                 await _try_rights(server, settings)
             except NoPermissionError as error:
-                told = f"{server.place} does not permit all that docs/reference/limits-bridges.md asks for: {error}"
-                raise BrokerError(told) from error
+                missing = f"{server.place} does not permit all that docs/reference/limits-bridges.md asks for: {error}"
+                raise BrokerError(missing) from error
             except ResponseError as error:
                 raise BrokerError(f"{server.place} takes no writes: {error}") from error
     except (RedisError, OSError, TimeoutError) as error:
-        told = str(error) or "no answer in time"
-        raise BrokerUnavailable(f"cannot reach {server.place}: {told}") from error
+        reason = str(error) or "no answer in time"
+        raise BrokerUnavailable(f"cannot reach {server.place}: {reason}") from error
     finally:
         await server.close()
     return f"{version_of({name.encode(): str(value).encode() for name, value in about.items()})} at {server.place}"
 
 
 async def _try_rights(server: "BullmqRedis", settings: "BullmqSettings") -> None:
-    """By what leaves nothing behind. Of the queues those that are named: others may be forbidden on purpose. Raises
-    what redis-py does, with the keys that it is about."""
+    """Try every right without leaving anything behind. Raises redis-py's errors; NoPermissionError names the keys.
+
+    Only queues that the settings name are tried: others may be forbidden on purpose.
+    """
     from redis.exceptions import NoPermissionError
 
     keys = ["oraculo:*"]
@@ -74,5 +76,5 @@ async def _try_queue(client: Any, key: str, *, is_heard: bool) -> None:
     except NoPermissionError:
         raise
     except ResponseError as error:
-        if not any(sign in str(error) for sign in ("NOGROUP", "WRONGTYPE")):  # there is no such group, or no queue
+        if not any(sign in str(error) for sign in ("NOGROUP", "WRONGTYPE")):  # no such group or queue
             raise

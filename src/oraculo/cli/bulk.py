@@ -1,4 +1,4 @@
-"""One action on many runs or dead letters: a question, a progress bar, and what was refused."""
+"""Actions on many runs or dead letters: the question before, the progress bar, and the list of refusals."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ from oraculo.cli.client import Refused
 from oraculo.errors import InvalidInput
 
 _NAMED = 5  # refusals that are shown one by one
-_PASSED_ON = (401, 403)  # the others would be refused for the same reason
+_PASSED_ON = (401, 403)  # every further call would get the same refusal
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -44,7 +44,7 @@ def confirm(question: str, yes: bool) -> None:
 
 
 def bulk(doing: str, ids: Sequence[str], call: Callable[[str], Any]) -> Done:
-    """Call with each id. What the server refuses stops only that one. Raises Refused when the key is refused."""
+    """Call with each id, and go on after a refusal. Raises Refused when the server refuses the API key."""
     succeeded, refused = [], {}
     try:
         with _progress(doing, len(ids)) as advance:
@@ -65,7 +65,7 @@ def bulk(doing: str, ids: Sequence[str], call: Callable[[str], Any]) -> Done:
 
 @contextmanager
 def _progress(doing: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar on a terminal, nothing elsewhere."""
+    """Draw a progress bar on a terminal, and nothing elsewhere."""
     if not sys.stderr.isatty() or not total:
         yield lambda: None
         return

@@ -1,4 +1,4 @@
-"""`oraculo check-worker`: does a running worker, in whatever language, do what the README asks of one."""
+"""`oraculo check-worker`: conformance cases for a running worker in any language."""
 
 import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
@@ -51,7 +51,7 @@ def check_worker(queue: Queue, timeout: Timeout = 10.0, payload: Payload = None,
 
 
 def print_report(queue: str, report: "CaseReport") -> None:
-    """Print each case that was played and how many came to what; of a worker that is not there, one line."""
+    """Print each case that was played, and the totals. Print one line when no worker answered."""
     for warning in report.warnings:
         output.note(f"oraculo: {warning}")
     words = [output.state_word(verdict.state) for verdict in report.verdicts]
@@ -74,13 +74,13 @@ def _counts(words: list[str]) -> list[str]:
 
 
 def _checked(settings: "Settings", queue: str, payload: str | None) -> dict[str, msgspec.Raw] | None:
-    """The payload, read. Raises InvalidInput and InvalidSettings."""
+    """Return the payload that was given. Raises InvalidInput and InvalidSettings."""
     from oraculo.wire.naming import queue_fault
 
     if fault := queue_fault(queue):
         raise InvalidInput(Fault("--queue", fault))
     expect_shared_broker(settings)
-    # Its values stay as they are: one may be a number that Python cannot hold.
+    # The values stay raw: one may be a number that Python cannot hold.
     return None if payload is None else msgspec.json.decode(read_payload(payload), type=dict[str, msgspec.Raw])
 
 

@@ -1,4 +1,4 @@
-"""The server as the client commands see it: JSON in, JSON out, and every refusal as one sentence."""
+"""The HTTP client of the commands that ask a server: JSON in, JSON out, and each refusal as one sentence."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 35.0  # the server gives up waiting for its store after 30
-_SILENCE_SECONDS = 90.0  # of a live stream, which tells that it is alive now and then
+_SILENCE_SECONDS = 90.0  # of a live stream, which sends a comment every 15 s
 
 
 class Unreachable(OraculoError):
-    """Nobody answers there. `was_reached`: somebody was there, and may have done what was asked."""
+    """No answer from the server. With `was_reached` it may have done what was asked."""
 
     def __init__(self, message: str, *, was_reached: bool) -> None:
         self.was_reached = was_reached
@@ -26,7 +26,7 @@ class Unreachable(OraculoError):
 
 
 class Refused(OraculoError):
-    """The server answered that it will not."""
+    """A refusal by the server."""
 
     def __init__(self, status: int, message: str) -> None:
         self.status = status
@@ -56,26 +56,26 @@ class ServerClient:
 
     def get(self, path: str, **parameters: object) -> Any:
         given = {key: str(value) for key, value in parameters.items() if value is not None}
-        return self._asked("GET", path, params=given)
+        return self._ask("GET", path, params=given)
 
     def post(self, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Any:
-        return self._asked("POST", path, content=body, headers={**_JSON, **(headers or {})} if body else headers)
+        return self._ask("POST", path, content=body, headers={**_JSON, **(headers or {})} if body else headers)
 
     def put(self, path: str, body: bytes, kind: str) -> Any:
-        return self._asked("PUT", path, content=body, headers={"Content-Type": kind})
+        return self._ask("PUT", path, content=body, headers={"Content-Type": kind})
 
     def delete(self, path: str) -> Any:
-        return self._asked("DELETE", path)
+        return self._ask("DELETE", path)
 
     def post_waiting(self, path: str, body: bytes, headers: Mapping[str, str], wait: float) -> tuple[int, Any]:
-        """With the HTTP status, for the answer that may take `wait` seconds."""
+        """Post, wait up to `wait` seconds longer than usual, and return the HTTP status with the answer."""
         with self._translated():
             response = self._http.post(path, content=body, headers={**_JSON, **headers}, timeout=wait + _ANSWER_SECONDS)
         return response.status_code, self._answer(response)
 
     @contextmanager
     def live(self, path: str, after: int) -> "Iterator[Iterator[httpx2.ServerSentEvent]]":
-        """A stream of server-sent events, from behind `after`."""
+        """Open a stream of server-sent events that begins after the entry `after`."""
         headers = {"Last-Event-ID": str(after)} if after else {}
         with self._translated(), self._http.sse(path, headers=headers, timeout=_SILENCE_SECONDS) as source:
             if source.response.status_code != 200:
@@ -83,7 +83,7 @@ class ServerClient:
                 self._answer(source.response)
             yield iter(source)
 
-    def _asked(self, method: str, path: str, **options: Any) -> Any:
+    def _ask(self, method: str, path: str, **options: Any) -> Any:
         with self._translated():
             response = self._http.request(method, path, **options)
         return self._answer(response)
@@ -95,8 +95,8 @@ class ServerClient:
         try:
             yield
         except httpx2.TimeoutException as error:
-            told = f"{self.url} did not answer in time ({type(error).__name__})"
-            raise Unreachable(told, was_reached=not isinstance(error, httpx2.ConnectTimeout)) from None
+            late = f"{self.url} did not answer in time ({type(error).__name__})"
+            raise Unreachable(late, was_reached=not isinstance(error, httpx2.ConnectTimeout)) from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise Unreachable(
                 f"no server answers at {self.url} ({error}); start one with `oraculo dev` or `oraculo serve`, "
@@ -126,19 +126,19 @@ def queue_path(queue: str, action: str = "") -> str:
 
 
 def header(option: str, text: str) -> str:
-    """Raises InvalidInput, which does not show the text: it may be a secret."""
+    """Return a text for a header. Raises InvalidInput, which does not show the text: it may be a secret."""
     if not (text.isascii() and text.isprintable()):
         raise InvalidInput.at(option, "must be plain ASCII in one line, as chave-1: a header can hold nothing else")
     return text
 
 
 def _checked(url: str) -> str:
-    if not _is_of_a_server(url):
+    if not _is_server_url(url):
         raise OraculoError(f"--url: {url!r} is not the URL of a server; as http://127.0.0.1:8000")
     return url.rstrip("/")
 
 
-def _is_of_a_server(url: str) -> bool:
+def _is_server_url(url: str) -> bool:
     import httpx2
 
     try:
@@ -157,7 +157,7 @@ def _document(response: "httpx2.Response") -> Any:
 
 
 def _why(status: int, problem: dict[str, Any]) -> str:
-    """The problem of RFC 9457 in one line."""
+    """Return a problem of RFC 9457 as one line."""
     if status == 401:
         return "the server wants an API key that it knows; give it with --api-key or ORACULO_API_KEY"
     if isinstance(parts := problem.get("partes"), dict):
@@ -168,7 +168,7 @@ def _why(status: int, problem: dict[str, Any]) -> str:
 
 
 def failing(parts: dict[str, Any]) -> str:
-    """What is wrong, of the parts in the answer to `GET /health/ready`."""
+    """Return the faults of the parts in an answer of `GET /health/ready`."""
     return "; ".join(f"{name}: {part['problema']}" for name, part in parts.items() if not part["ok"])
 
 

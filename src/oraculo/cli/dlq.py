@@ -1,4 +1,4 @@
-"""`oraculo dlq`: messages in quarantine, why they are there, and what to do with them."""
+"""`oraculo dlq`: list, show, redrive and discard dead letters."""
 
 import json
 import shlex
@@ -13,7 +13,7 @@ from oraculo.cli import output
 from oraculo.cli.bulk import Yes, bulk, confirm
 from oraculo.cli.client import Refused, ServerClient, queue_path
 from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson, Url
-from oraculo.cli.prefixes import letter_id as whole_letter_id
+from oraculo.cli.prefixes import whole_dead_letter_id
 from oraculo.cli.queues import print_queues
 from oraculo.cli.table import Column, print_table
 from oraculo.cli.times import moment, moments
@@ -26,18 +26,16 @@ T = TypeVar("T")
 _PAGE = 100
 
 Queue = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue that the dead letters came from, without .dlq.")]
-LetterId = Annotated[str, typer.Argument(metavar="ID", help="As `dlq list QUEUE` shows it.")]
-OptionalLetterId = Annotated[str | None, typer.Argument(metavar="[ID]", help="As `dlq list QUEUE` shows it.")]
-LetterIds = Annotated[
-    list[str] | None, typer.Argument(metavar="[ID]...", help="Only these dead letters; all unless given.")
-]
+Id = Annotated[str, typer.Argument(metavar="ID", help="As `dlq list QUEUE` shows it.")]
+OptionalId = Annotated[str | None, typer.Argument(metavar="[ID]", help="As `dlq list QUEUE` shows it.")]
+Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Only these dead letters; all unless given.")]
 OptionalQueue = Annotated[
     str | None, typer.Argument(metavar="[QUEUE]", help="The queue that the dead letters came from.")
 ]
 
 
 @app.command("list")
-def list_letters(
+def list_dead_letters(
     queue: OptionalQueue = None, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False
 ) -> None:
     """List the queues that have dead letters; with QUEUE, its dead letters, oldest first."""
@@ -45,22 +43,22 @@ def list_letters(
         if queue is None:
             _list_queues(server, as_json)
         else:
-            _list_letters(server, queue, as_json)
+            _list_dead_letters(server, queue, as_json)
 
 
 def _list_queues(server: ServerClient, as_json: bool) -> None:
-    told = server.get("/filas")
-    queues = [each for each in told["filas"] if each["dlq"]]
-    empty = _empty("no dead letters", _warned(_away(told), "listed"))
+    answer = server.get("/filas")
+    queues = [each for each in answer["filas"] if each["dlq"]]
+    empty = _empty("no dead letters", _warned(_away(answer), "listed"))
     if as_json:
         output.print_json({"filas": queues})
         return
     print_queues(queues, empty=empty)
 
 
-def _list_letters(server: ServerClient, queue: str, as_json: bool) -> None:
+def _list_dead_letters(server: ServerClient, queue: str, as_json: bool) -> None:
     empty = _empty(f"queue {queue} has no dead letters", _warned(_brokers_away(server), "listed"))
-    letters = [each if as_json else _without_body(each) for each in _letters(server, queue)]
+    letters = [each if as_json else _without_body(each) for each in _dead_letters(server, queue)]
     if cut := sum(each.get("corpo_cortado", False) for each in letters):
         output.note(f"the server cuts bodies over 1 MiB: that of {output.counted(cut, 'dead letter')} here")
     if as_json:
@@ -82,22 +80,21 @@ def _list_letters(server: ServerClient, queue: str, as_json: bool) -> None:
 
 
 def _without_body(letter: dict[str, Any]) -> dict[str, Any]:
-    """Return what the table shows: there may be many letters, and large ones."""
+    """Return the letter without its body, which may be large."""
     return {name: value for name, value in letter.items() if name not in ("corpo", "corpo_texto")}
 
 
 def _brokers_away(server: ServerClient) -> dict[str, Any]:
-    """Where the server cannot tell, as when its broker does not let it list the queues, the command is not held up."""
+    """Return the brokers that are away, with the reasons; none when the server may not list its queues."""
     try:
         return _away(server.get("/filas"))
     except Refused:
         return {}
 
 
-def _away(told: dict[str, Any]) -> dict[str, Any]:
-    """Of several brokers those that are away, and why: what they hold is in no answer of the server. The only one tells
-    what it has, if it can."""
-    brokers = told.get("brokers", ())
+def _away(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return those of several brokers that are away, with the reasons: no answer has their dead letters."""
+    brokers = answer.get("brokers", ())
     return {each["nome"]: each["problema"] for each in brokers if len(brokers) > 1 and not each["ok"]}
 
 
@@ -111,7 +108,7 @@ def _empty(words: str, is_part: bool) -> str:
     return f"{words} at the brokers that work" if is_part else words
 
 
-def _letters(server: ServerClient, queue: str) -> Iterator[dict[str, Any]]:
+def _dead_letters(server: ServerClient, queue: str) -> Iterator[dict[str, Any]]:
     cursor: str | None = None
     while True:
         page = server.get(queue_path(queue), limit=_PAGE, cursor=cursor)
@@ -122,14 +119,12 @@ def _letters(server: ServerClient, queue: str) -> Iterator[dict[str, Any]]:
 
 
 @app.command()
-def show(
-    queue: Queue, letter_id: LetterId, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False
-) -> None:
+def show(queue: Queue, letter_id: Id, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False) -> None:
     """Show one dead letter with its reason and its body."""
     with ServerClient(url, api_key) as server:
         _warned(_brokers_away(server), "shown")
-        letters = {each["id"]: each for each in _letters(server, queue) if each["id"].startswith(letter_id)}
-        letter = letters.get(whole_letter_id(letter_id, letters))
+        letters = {each["id"]: each for each in _dead_letters(server, queue) if each["id"].startswith(letter_id)}
+        letter = letters.get(whole_dead_letter_id(letter_id, letters))
         if letter is None:
             raise NotFound(f"queue '{queue}' has no dead letter with the id {letter_id}")
         if as_json:
@@ -150,14 +145,14 @@ def show(
 
 
 def _body(letter: dict[str, Any]) -> str:
-    if letter.get("corpo") is None:  # it is no JSON: that is why it is here
+    if letter.get("corpo") is None:  # it is not JSON
         return str(letter.get("corpo_texto"))
     return json.dumps(letter["corpo"], ensure_ascii=False)
 
 
 @app.command()
 def redrive(
-    queue: Queue, ids: LetterIds = None, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False
+    queue: Queue, ids: Ids = None, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False
 ) -> None:
     """Send dead letters again: all of QUEUE, or those named. A failed task's run is opened again."""
     with ServerClient(url, api_key) as server:
@@ -182,14 +177,14 @@ def _redrive(server: ServerClient, queue: str, ids: Sequence[str] | None) -> dic
 
 
 def _with_whole_ids(server: ServerClient, queue: str, ids: Sequence[str], call: Callable[[Sequence[str]], T]) -> T:
-    """Call with the ids; when one is not there, with those that they are the beginnings of."""
+    """Call with the ids. When the server does not know one, call again with the ids that they are prefixes of."""
     try:
         return call(ids)
     except Refused as error:
         if error.status != 404:
             raise
-        known = [each["id"] for each in _letters(server, queue)]
-        whole = [whole_letter_id(each, known) for each in ids]
+        known = [each["id"] for each in _dead_letters(server, queue)]
+        whole = [whole_dead_letter_id(each, known) for each in ids]
         if whole == list(ids):
             raise
     return call(whole)
@@ -198,7 +193,7 @@ def _with_whole_ids(server: ServerClient, queue: str, ids: Sequence[str], call: 
 @app.command()
 def discard(
     queue: Queue,
-    letter_id: OptionalLetterId = None,
+    letter_id: OptionalId = None,
     all_of_them: Annotated[bool, typer.Option("--all", help="Discard all that QUEUE has now.")] = False,
     yes: Yes = False,
     url: Url = DEFAULT_URL,
@@ -226,12 +221,11 @@ def _discard(server: ServerClient, queue: str, ids: Sequence[str]) -> Sequence[s
 
 
 def _discard_all(server: ServerClient, queue: str, yes: bool, as_json: bool) -> None:
-    """Discard the dead letters that were listed: one that comes meanwhile stays."""
+    """Discard the dead letters that are listed now; later ones stay."""
     _warned(_brokers_away(server), "discarded")
-    ids = [letter["id"] for letter in _letters(server, queue)]
-    letters = output.counted(len(ids), "dead letter")
+    ids = [letter["id"] for letter in _dead_letters(server, queue)]
     if ids:
-        confirm(f"Discard {letters} of queue {queue} for good?", yes)
+        confirm(f"Discard {output.counted(len(ids), 'dead letter')} of queue {queue} for good?", yes)
     done = bulk("discarding", ids, lambda each: _discard(server, queue, [each]))
     if as_json:
         output.print_json({"fila": queue, "descartadas": len(done.succeeded), "recusadas": done.refused})

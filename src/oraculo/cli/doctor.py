@@ -1,4 +1,4 @@
-"""`oraculo doctor`: what is set, what works, what does not, and what to do about it."""
+"""`oraculo doctor`: checks of settings, brokers, store and server, each fault with its remedy."""
 
 import asyncio
 import os
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
     from oraculo.settings import Settings
 
 OK, WARNING, ERROR = "ok", "aviso", "erro"
-_PATIENCE = 10.0
+_PATIENCE = 10.0  # seconds for one check
 _SQLITE = "sqlite:///"
 _IN_MEMORY = "broker memory"  # among the parts of a server
 _EMPTY = "empty: it is laid out at the first start"
-_WARNED_OF = "; "  # what stands before a warning in the words of a check
+_WARNED_OF = "; "  # separates a warning from the words of a check
 _ENOUGH_FILES = 1024  # as most systems allow
 _ENVELOPE = 4096  # bytes that a command may have around its payload
 _GIVE_RIGHTS = "give the user of ORACULO_BROKER_URL the rights that docs/reference/limits-brokers.md lists"
 _MEND_OR_GIVE_RIGHTS = f"mend what it says, or {_GIVE_RIGHTS}"
 _SAID_OF_RIGHTS = ("NOPERM", "ACCESS_REFUSED", "does not allow it")
-_REMEDIES = {  # for what no right would mend, by what is said of it: here the numbers of NATS
+_REMEDIES = {  # for faults that no right mends, by a mark in the error: these are error codes of NATS
     "(10065)": "take the subject from the other stream, or set ORACULO_PREFIX to one that it does not cover",
     "(10027)": "raise max_streams of the account: a queue has two, its own and that of its dead letters",
     "(10113)": "take max_bytes_required from the account, or make all streams yourself, with max_bytes and discard new",
@@ -62,7 +62,7 @@ _VARIABLES = {
     "celery": "ORACULO_CELERY_BROKER_URL",
     "bullmq": "ORACULO_BULLMQ_URL",
 }
-_SET_BY_THE_USER = {"settings", "pipelines"}  # checks whose fault is bad usage, not something that is away
+_SET_BY_THE_USER = {"settings", "pipelines"}  # checks whose faults are bad usage
 
 GivenUrl = Annotated[
     str | None,
@@ -88,7 +88,7 @@ def doctor(url: GivenUrl = None, api_key: ApiKey = None, as_json: AsJson = False
 
     from oraculo.settings import load_settings
 
-    server = ServerClient(url or DEFAULT_URL, api_key)  # what cannot be a URL or a key is bad usage, and told alone
+    server = ServerClient(url or DEFAULT_URL, api_key)  # a bad URL or key ends the command before any check
     checks = [_python(), *_open_files()]
     shown: dict[str, Any] | None = None
     try:
@@ -98,7 +98,7 @@ def doctor(url: GivenUrl = None, api_key: ApiKey = None, as_json: AsJson = False
         if parts := _parts_in_memory(ServerClient(server.url, api_key)):
             checks += _looked_at_by(server, parts)
         else:
-            with capture_logs():  # what servers have for a log is in what is told of them, and `--json` is JSON alone
+            with capture_logs():  # the checks report what adapters log, and `--json` prints JSON only
                 checks += asyncio.run(_parts(settings))
                 checks += asyncio.run(_bridges(settings))
     except InvalidSettings as error:
@@ -135,7 +135,7 @@ def _sentence(check: Check) -> str:
 
 
 def _shown(settings: "Settings") -> dict[str, Any]:
-    """As read; secrets are told by their presence only."""
+    """Return the settings in use; secrets only as set or not set."""
     from oraculo.settings.urls import redacted
 
     return {
@@ -197,7 +197,7 @@ def _settings_checks(settings: "Settings") -> Iterator[Check]:
 
 
 def _names_any_queue(settings: "Settings") -> bool:
-    """Whether requests reach the queues of whoever else uses the broker."""
+    """Return whether requests may name queues of other users of the broker."""
     is_shared = not settings.broker.url.startswith("memory:")
     return is_shared and not settings.broker.prefix and not settings.queues.allow
 
@@ -216,7 +216,7 @@ def _pipelines(folder: Path) -> Check:
 
 
 def _parts_in_memory(server: ServerClient) -> dict[str, Any] | None:
-    """Return the parts of a running server whose queues are in its own memory, as those of `oraculo dev`; else None."""
+    """Return the parts of a running server whose broker is `memory://`, as of `oraculo dev`; else None."""
     try:
         with server:
             parts: dict[str, Any] = server.get("/health/ready").get("partes", {})
@@ -226,7 +226,7 @@ def _parts_in_memory(server: ServerClient) -> dict[str, Any] | None:
 
 
 def _looked_at_by(server: ServerClient, parts: dict[str, Any]) -> Iterator[Check]:
-    """Yield what the server says of its own parts: nobody else reaches them, nor may it use those of the settings."""
+    """Yield the server's own report on its parts: no other process can reach them."""
     for name, part in parts.items():
         yield Check(name, OK if part["ok"] else ERROR, localized(part["problema"] or "") or f"in use by {server.url}")
     detail = f"{server.url} keeps its queues in memory, so broker, store and bridges of the settings were not looked at"
@@ -234,7 +234,7 @@ def _looked_at_by(server: ServerClient, parts: dict[str, Any]) -> Iterator[Check
 
 
 async def _parts(settings: "Settings") -> list[Check]:
-    """Raises InvalidSettings for what this version has no adapter for."""
+    """Check brokers, store and large results. Raises InvalidSettings for a URL without an adapter."""
     from oraculo.bootstrap import make_adapters, make_objects, make_store
     from oraculo.ports.clock import SystemClock
 
@@ -255,7 +255,7 @@ async def _parts(settings: "Settings") -> list[Check]:
 
 
 async def _broker(name: str, broker: "FullBroker", settings: "Settings") -> Check:
-    """An answer is no proof: what the user may not do is found out by doing it."""
+    """Check one broker by using it: only a rehearsal finds missing rights."""
     from structlog.testing import capture_logs
 
     from oraculo.cli.rehearsal import Failed, rehearse
@@ -265,7 +265,7 @@ async def _broker(name: str, broker: "FullBroker", settings: "Settings") -> Chec
         await broker.start()
         try:
             return await broker.check()
-        except BrokerUnavailable as error:  # it runs, and says why it takes nothing
+        except BrokerUnavailable as error:  # the broker runs, and says why it takes nothing
             raise BrokerError(str(error)) from error
 
     try:
@@ -282,7 +282,7 @@ async def _broker(name: str, broker: "FullBroker", settings: "Settings") -> Chec
 
 
 def _compared(found: Check, broker: "FullBroker", payload: int) -> Check:
-    """A server may take less in one message than a request may ask it to."""
+    """Add a warning when the broker takes smaller messages than the settings accept."""
     most, needed = broker.capabilities.max_message, payload + _ENVELOPE
     if most is None or most >= needed:
         return found
@@ -292,24 +292,24 @@ def _compared(found: Check, broker: "FullBroker", payload: int) -> Check:
 
 
 def _warned(found: Check, logged: Iterable[MutableMapping[str, Any]]) -> Check:
-    """Of what an engine would have in its log about its own queues."""
+    """Add the warnings that an engine would log about its own queues."""
     from oraculo.ports.broker import MAY_LOSE
 
-    told = [f"{line['event']} ({line['queue']}): {line['reason']}" for line in logged if line["event"] == MAY_LOSE]
-    if not told:
+    warnings = [f"{line['event']} ({line['queue']}): {line['reason']}" for line in logged if line["event"] == MAY_LOSE]
+    if not warnings:
         return found
     remedy = "make it anew as docs/reference/limits-brokers.md says, unless you want it so"
     return Check(
         found.name,
         WARNING,
-        _WARNED_OF.join((found.detail, *told)),
+        _WARNED_OF.join((found.detail, *warnings)),
         f"{found.remedy}; {remedy}" if found.remedy else remedy,
     )
 
 
 async def _not_usable(found: Check, failed: "Failed", prove: Callable[[], Awaitable[str]]) -> Check:
     remedy = _remedy_for(str(failed.error))
-    if isinstance(failed.error, BrokerUnavailable):  # it is away, or it answers all the same
+    if isinstance(failed.error, BrokerUnavailable):  # it may be away, or answer all the same
         again = await _proved(found.name, prove)
         if again.state == ERROR and not failed.is_grave:
             return again
@@ -320,13 +320,12 @@ async def _not_usable(found: Check, failed: "Failed", prove: Callable[[], Awaita
 
 
 def _remedy_for(said: str) -> str:
-    """Not every broker says that it is a right that is missing."""
     otherwise = _GIVE_RIGHTS if any(word in said for word in _SAID_OF_RIGHTS) else _MEND_OR_GIVE_RIGHTS
     return next((remedy for mark, remedy in _REMEDIES.items() if mark in said), otherwise)
 
 
 async def _look_and_prove(store: "Storage") -> str:
-    """An empty one is not laid out by looking at it."""
+    """Check the store. A look lays out no schema in an empty one."""
     from oraculo.engine.cluster.store_clock import read_clock
     from oraculo.ports.clock import SystemClock
     from oraculo.ports.store import LaidOutAtStart
@@ -338,12 +337,12 @@ async def _look_and_prove(store: "Storage") -> str:
         await store.start()
         state, version = "schema up to date, can be written", await store.check()
         clock_fault = (await read_clock(store, SystemClock())).fault
-    told, mark, warning = version.partition(_WARNED_OF)
-    return f"{told}, {state}{mark}{warning}{_WARNED_OF + clock_fault if clock_fault else ''}"
+    place, mark, warning = version.partition(_WARNED_OF)
+    return f"{place}, {state}{mark}{warning}{_WARNED_OF + clock_fault if clock_fault else ''}"
 
 
 async def _bridges(settings: "Settings") -> list[Check]:
-    """Raises InvalidSettings, also for a bridge whose client is not installed."""
+    """Check what is behind the bridges. Raises InvalidSettings, also when a bridge's client is not installed."""
     from oraculo.bootstrap import make_bridges, make_store
     from oraculo.brokers.memory import MemoryBroker
     from oraculo.ports.clock import SystemClock, SystemEntropy
@@ -364,7 +363,7 @@ async def _bridges(settings: "Settings") -> list[Check]:
 
 
 def _by_node(settings: "Settings") -> "Settings":
-    """With each node of a cluster by itself: one that is away is not to hide behind the others."""
+    """Return the settings with each node of a cluster as a broker of its own, so that each is checked."""
     from oraculo.settings.urls import node_urls
 
     nodes = [node for url in settings.broker.urls for node in node_urls(url)]
@@ -373,7 +372,7 @@ def _by_node(settings: "Settings") -> "Settings":
 
 
 async def _large_results(settings: "Settings", objects: "Objects | None", store: "Storage | None") -> Check:
-    """`store`: None while it cannot tell whose place it is."""
+    """Check the place of large results. Without a store nothing says whose place it is."""
     if objects is None or not settings.objects.threshold_bytes:
         why = "ORACULO_OBJECTS_THRESHOLD_BYTES is 0" if objects else "no object store is set"
         remedy = None if objects else "set ORACULO_OBJECTS_URL to a place that all engines reach if they are many"
@@ -382,10 +381,10 @@ async def _large_results(settings: "Settings", objects: "Objects | None", store:
     async def prove() -> str:
         from oraculo.engine.retention.objects import seen_fault
 
-        told = await objects.check()
+        place = await objects.check()
         if store is not None and (fault := await seen_fault(objects, store)):
-            raise ObjectsError(f"{told}: {fault}")
-        return told
+            raise ObjectsError(f"{place}: {fault}")
+        return place
 
     return await _part("objects", prove, objects.close)
 
@@ -395,7 +394,7 @@ async def _nothing_to_close() -> None:
 
 
 def _labelled(name: str, url: str, count: int) -> str:
-    """With several of a kind, which one."""
+    """Return the name of a check, with the address when there are several of its kind."""
     from oraculo.settings.urls import redacted
 
     scheme, mark, place = redacted(url).rpartition("://")
@@ -414,8 +413,8 @@ async def _proved(name: str, prove: Callable[[], Awaitable[str]]) -> Check:
     remedy, mending = f"start it, or mend {variable}", f"mend that, or {variable}"
     try:
         async with asyncio.timeout(_PATIENCE):
-            told = await prove()
-    except StoreRefuses as error:  # it runs
+            detail = await prove()
+    except StoreRefuses as error:  # the store runs
         return Check(name, ERROR, str(error), mending)
     except (BrokerUnavailable, StoreUnavailable, ObjectsUnavailable) as error:
         return Check(name, ERROR, str(error), remedy)
@@ -423,11 +422,11 @@ async def _proved(name: str, prove: Callable[[], Awaitable[str]]) -> Check:
         return Check(name, ERROR, str(error), mending)
     except TimeoutError:
         return Check(name, ERROR, f"no answer in {_PATIENCE:g} s", remedy)
-    return Check(name, WARNING if _WARNED_OF in told else OK, told)
+    return Check(name, WARNING if _WARNED_OF in detail else OK, detail)
 
 
 def _file(url: str, *, needs_lock: bool) -> Check | None:
-    """What can be said of the file of SQLite before it is opened. One that is not there yet is not made by looking."""
+    """Check SQLite's file without opening it, because opening would make it. None: it can be opened."""
     if not url.startswith(_SQLITE):
         return None
     path = Path(url.removeprefix(_SQLITE)).absolute()
@@ -442,7 +441,7 @@ def _file(url: str, *, needs_lock: bool) -> Check | None:
 
 
 def _older_file(path: Path) -> Check | None:
-    """Not brought up to date by looking at it: there is no way back for the version before."""
+    """Warn of a file of an older version. Opening it would bring it up to date, with no way back."""
     from oraculo.stores.sqlite import is_older_file
 
     if not is_older_file(str(path)):
@@ -460,17 +459,17 @@ def _server(server: ServerClient, *, is_named: bool, has_key: bool) -> Check:
     except Refused as error:
         return Check("server", ERROR, f"at {server.url}, not ready: {error}")
     except Unreachable as error:
-        # Nobody named a server: that none is running is worth knowing, not wrong.
+        # Without --url no server has to run.
         return Check("server", ERROR if is_named else WARNING, str(error))
     other = "" if version == __version__ else f"its version is {version}"
-    if told := "; ".join(filter(None, (other, wrong, refusal))):
-        # A server may be looked at without a key; one that was given is meant to be good for something.
-        return Check("server", ERROR if refusal and has_key else WARNING, f"at {server.url}, ready, but {told}")
+    if problems := "; ".join(filter(None, (other, wrong, refusal))):
+        # Without a key a refusal is expected; a key that was given has to work.
+        return Check("server", ERROR if refusal and has_key else WARNING, f"at {server.url}, ready, but {problems}")
     return Check("server", OK, f"at {server.url}, ready, version {version}")
 
 
 def _refusal_to_work(server: ServerClient) -> str | None:
-    """Whether it is ready it tells everybody: an API key is looked at where there is something to see."""
+    """Return why the server refuses the API key. `/health/ready` needs none, so a list of runs is asked for."""
     try:
         server.get("/orquestracoes", limit=1)
     except Refused as error:

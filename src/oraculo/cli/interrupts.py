@@ -1,4 +1,4 @@
-"""Ctrl-C while a run is followed: it ends the command, not the run, and that is said."""
+"""Ctrl-C while a command follows a run: the command ends, the run goes on."""
 
 import shlex
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from oraculo.cli import output
 
 @contextmanager
 def goes_on(run_id: str, context: typer.Context) -> Iterator[None]:
+    """Print how to follow the run when Ctrl-C ends the command."""
     try:
         yield
     except KeyboardInterrupt:
@@ -20,7 +21,7 @@ def goes_on(run_id: str, context: typer.Context) -> Iterator[None]:
 
 
 def watch_command(run_id: str, context: typer.Context) -> str:
-    """Return the command that follows a run, with the server if this command named it, and not the environment."""
+    """Return the command that follows a run, with `--url` if this command was given it."""
     source = context.get_parameter_source("url")
     is_named = source is not None and source.name == "COMMANDLINE"
     where = f" --url {shlex.quote(context.params['url'])}" if is_named else ""

@@ -37,7 +37,7 @@ def load_app(target: str) -> "App":
 
 def _module(target: str, name: str) -> ModuleType:
     here = str(Path.cwd())
-    if here not in sys.path:  # a console script, unlike `python -m`, does not look where it is run
+    if here not in sys.path:  # unlike `python -m`, a console script does not import from the current folder
         sys.path.insert(0, here)
     try:
         return importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""`oraculo migrate`: brings the store's schema up to date."""
+"""`oraculo migrate`: the update of the store's schema."""
 
 import asyncio
 from collections.abc import Sequence

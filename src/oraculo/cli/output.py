@@ -67,7 +67,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def state_word(state: str) -> str:
-    """Return a state of a check in English; `--json` keeps the wire's word."""
+    """Return the state of a check in English. `--json` keeps the wire's word."""
     return {"aviso": "warning", "erro": "error", "ignorada": "skipped"}.get(state, state)
 
 

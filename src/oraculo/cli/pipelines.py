@@ -1,4 +1,4 @@
-"""`oraculo pipelines`: the definitions that a server knows, and the check of files before it does."""
+"""`oraculo pipelines`: the definitions on a server, and the validation of files without one."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -130,7 +130,7 @@ def validate(files: Files, url: GivenUrl = None, api_key: ApiKey = None, as_json
 
 
 def _warn_of_unserved(findings: Sequence[dict[str, Any]], url: str, api_key: str | None) -> None:
-    """Add a warning for each queue that has no consumer on the server; brokers that do not count them give none."""
+    """Add a warning for each queue without a consumer. Brokers that do not count consumers give none."""
     from oraculo.wire.naming import is_own_queue, near_miss
 
     try:
@@ -152,7 +152,7 @@ def _warn_of_unserved(findings: Sequence[dict[str, Any]], url: str, api_key: str
 
 
 def check_files(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
-    """One finding a file, with every fault."""
+    """Yield one finding for each file, with every fault."""
     names: dict[str, Path] = {}
     for path in _expanded(paths):
         definition, faults = _check(path)

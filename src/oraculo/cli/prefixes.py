@@ -1,4 +1,4 @@
-"""Ids that are shortened to a prefix which only one run, or dead letter, has."""
+"""Ids of runs and dead letters that users shorten to a unique prefix."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -10,13 +10,12 @@ from oraculo.errors import InvalidInput
 T = TypeVar("T")
 
 _PAGE = 500
-_MOST_RUNS = 10_000  # that have the prefix anywhere in id or name, and are looked at
+_MOST_RUNS = 10_000  # with the prefix anywhere in id or name
 _NAMED = 3
 
 
 def with_run(server: ServerClient, run_id: str, call: Callable[[str], T]) -> T:
-    """Call with the id; when no run has it, with that of the one run whose id begins so. Raises InvalidInput and
-    Refused."""
+    """Call with the id, or with that of the only run whose id begins so. Raises InvalidInput and Refused."""
     try:
         return call(run_id)
     except Refused as error:
@@ -32,7 +31,7 @@ def with_run(server: ServerClient, run_id: str, call: Callable[[str], T]) -> T:
 
 
 def only_one(prefix: str, ids: Iterable[str]) -> str | None:
-    """Return the only id that begins so, None when none does. Raises InvalidInput when several do."""
+    """Return the only id with the prefix, or None. Raises InvalidInput when several have it."""
     found = [each for each in ids if each.startswith(prefix)]
     if len(found) > 1:
         named = ", ".join(found[:_NAMED]) + (", …" if len(found) > _NAMED else "")
@@ -40,8 +39,8 @@ def only_one(prefix: str, ids: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
-def letter_id(given: str, ids: Iterable[str]) -> str:
-    """Return the whole id of a dead letter. Numbers are not shortened: 8 never means 81."""
+def whole_dead_letter_id(given: str, ids: Iterable[str]) -> str:
+    """Return the whole id of a dead letter. A number is never a prefix: 8 does not mean 81."""
     known = list(ids)
     if given in known:
         return given

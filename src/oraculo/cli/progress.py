@@ -1,4 +1,4 @@
-"""A run's tasks, brought up to date by the entries of its history. No I/O."""
+"""The state of a run's tasks, computed from the entries of its history."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class TaskRow(msgspec.Struct):
     attempt: int = 0
     percent: float | None = None
     note: str = ""
-    phase: str | None = None  # where it is while it is open, as the server said when it was last looked at
+    phase: str | None = None  # of an open task, as the server last reported it
 
     def apply(self, entry: Mapping[str, Any]) -> None:
         event, detail = entry["evento"], entry["detalhe"] or ""
@@ -56,7 +56,7 @@ class TaskRow(msgspec.Struct):
 
 
 class Board:
-    """All tasks of a run. Built from the run as the API shows it; its history then tells the rest from the start."""
+    """The tasks of a run as the API lists them, brought up to date by its history from the start."""
 
     def __init__(self, run: Mapping[str, Any]) -> None:
         self.run_id: str = run["correlation_id"]
@@ -71,13 +71,13 @@ class Board:
         return len(self._rows)
 
     def show_phase(self, task: str, attempt: int, phase: str | None) -> None:
-        """Take what was seen of a task, unless its history knows of a later attempt."""
+        """Set a task's phase, unless its history has a later attempt."""
         row = self._rows[task]
         if row.status in OPEN and attempt >= row.attempt:
             row.phase = phase
 
     def rows(self, limit: int) -> tuple[Sequence[TaskRow], int]:
-        """At most `limit` of them, those in work first when not all can be shown; and how many are left out."""
+        """Return up to `limit` tasks, those in work first, and the number of the others."""
         rows = list(self._rows.values())
         if len(rows) <= limit:
             return rows, 0

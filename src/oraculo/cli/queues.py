@@ -1,4 +1,4 @@
-"""`oraculo queues`: how much waits in each queue, who takes it, and what rests in its dead letters."""
+"""`oraculo queues`: messages, consumers and dead letters of each queue."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -57,5 +57,5 @@ def print_queues(queues: Sequence[Mapping[str, Any]], *, empty: str) -> None:
 
 
 def _row(queue: Mapping[str, Any]) -> Sequence[object]:
-    """Numbers that the broker does not count are None."""
+    """Return the cells of a queue; None for a number that the broker does not count."""
     return tuple(queue[field] for field in ("fila", "mensagens", "em_processamento", "consumidores", "dlq"))

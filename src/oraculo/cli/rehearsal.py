@@ -1,8 +1,7 @@
-"""A rehearsal of all that engines and workers do with a broker, so that a missing right is found before a run needs it.
+"""A rehearsal of every call that engines and workers make to a broker, to find missing rights.
 
-No broker can be asked which rights an adapter lacks: each has rights of its own kind, and some refuse in silence. The
-engine's own queues are only made, where they are missing, and counted; all else is done on a queue that is removed
-again.
+No broker lists the rights that an adapter lacks, and some refuse in silence. The rehearsal declares and counts the
+engine's own queues. It does everything else on a queue of its own, and removes that queue.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ _REASON = "oraculo doctor tries whether it can"
 
 
 class Failed(Exception):
-    """A step of the rehearsal did not work: `error` says why, in the broker's own words where it has any."""
+    """A failed step of the rehearsal, with the broker's reason in `error`."""
 
     def __init__(self, step: str, queue: str, error: BrokerError) -> None:
         self.step = step
@@ -34,12 +33,12 @@ class Failed(Exception):
 
     @property
     def is_grave(self) -> bool:
-        """To remove a queue is nothing that an engine does, and slow where a member of a cluster is away."""
+        """Return whether engines need the step. They never remove a queue."""
         return self.step != REMOVE
 
 
 async def rehearse(broker: FullBroker, names: QueueNames, delivery_limit: int) -> None:
-    """`broker` is started. Raises Failed."""
+    """Rehearse on a broker that was started. Raises Failed."""
     own = [names.requests, names.answers]
     async with _step("declare", " and ".join(own)):
         await broker.declare(own)
@@ -49,7 +48,7 @@ async def rehearse(broker: FullBroker, names: QueueNames, delivery_limit: int) -
     try:
         await _use(broker, queue, delivery_limit)
     except BaseException:
-        with suppress(Failed):  # what failed first is told
+        with suppress(Failed):  # the first failure is raised
             await _remove(broker, queue)
         raise
     await _remove(broker, queue)
@@ -64,7 +63,7 @@ async def _use(broker: FullBroker, queue: str, delivery_limit: int) -> None:
         consumer = await broker.consume(queue, prefetch=1)
     try:
         await _take_and_ack(broker, consumer, queue)
-        await _bury(broker, consumer, queue, delivery_limit)
+        await _retry_and_dead_letter(broker, consumer, queue, delivery_limit)
     finally:
         with suppress(BrokerError, TimeoutError):
             async with asyncio.timeout(_STEP_SECONDS):
@@ -81,9 +80,9 @@ async def _take_and_ack(broker: FullBroker, consumer: Consumer, queue: str) -> N
         await _until(lambda: _is_empty(broker, queue))
 
 
-async def _bury(broker: FullBroker, consumer: Consumer, queue: str, delivery_limit: int) -> None:
+async def _retry_and_dead_letter(broker: FullBroker, consumer: Consumer, queue: str, delivery_limit: int) -> None:
     async with _step("publish", queue):
-        await publish_all(broker, [Outgoing(queue, b"to be buried")])
+        await publish_all(broker, [Outgoing(queue, b"to be dead-lettered")])
     delivery = await _taken(consumer, queue)
     for delay in (0.0, _SHORT_DELAY)[: delivery_limit - 1]:  # one more, and it would be among the dead letters
         async with _step("retry", queue):
@@ -114,20 +113,19 @@ async def _taken(consumer: Consumer, queue: str) -> Delivery:
 
 @asynccontextmanager
 async def _step(what: str, queue: str, unseen: str = "") -> AsyncIterator[None]:
-    """`unseen`: what is wrong when it takes too long though the broker answers. Not all say when they refuse."""
+    """Turn errors into Failed. `unseen` says what is missing when a broker refuses in silence."""
     try:
         async with asyncio.timeout(_STEP_SECONDS):
             yield
     except BrokerError as error:
         raise Failed(what, queue, error) from error
     except TimeoutError as error:
-        told = f"{unseen or 'no answer'} after {_STEP_SECONDS:g} s"
-        raise Failed(what, queue, BrokerError(told) if unseen else BrokerUnavailable(told)) from error
+        reason = f"{unseen or 'no answer'} after {_STEP_SECONDS:g} s"
+        raise Failed(what, queue, BrokerError(reason) if unseen else BrokerUnavailable(reason)) from error
 
 
 async def _until(look: Callable[[], Awaitable[object]]) -> None:
-    """The caller has a limit of time."""
-    while not await look():  # noqa: ASYNC110 - it is the broker that is waited for
+    while not await look():  # noqa: ASYNC110 - the broker has no event to wait for; the caller has a timeout
         await asyncio.sleep(_LOOK_PAUSE)
 
 

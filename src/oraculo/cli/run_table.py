@@ -1,4 +1,4 @@
-"""A run and its tasks as one table, and runs as a list."""
+"""Tables of runs, and of one run with its tasks or its aggregate."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ def print_runs(runs: Sequence[Mapping[str, Any]]) -> None:
 
 
 def print_run(run: Mapping[str, Any]) -> None:
-    """Print the run in two lines, and its tasks with what came of each."""
+    """Print the run in two lines, and a table of its tasks with answers and reasons."""
     output.print_line(headline(run))
     end = f"ended {moment(run['concluida_em'])}" if run["concluida_em"] else f"deadline {moment(run['prazo'])}"
     name = f"pipeline {run['pipeline']}, " if run["pipeline"] else ""
@@ -72,17 +72,17 @@ def print_run(run: Mapping[str, Any]) -> None:
         [[row[number] for number in shown] for row in rows],
         empty="it has no tasks",
     )
-    _say_that_answers_are_cut(answers)
+    _note_cut_answers(answers)
 
 
 def print_aggregate(aggregate: Mapping[str, Any]) -> None:
-    """Print what a run came to: each answer, and each failure with its reason."""
+    """Print the aggregate: each answer, and each failure with its reason."""
     output.print_line(headline(aggregate))
     answers = [(task, "concluida", _short(answer)) for task, answer in aggregate["resultados"].items()]
     failures = [(task, fault["status"], localized(fault["motivo"])) for task, fault in aggregate["falhas"].items()]
     columns = (Column("task"), Column("status"), Column("answer or reason", prose=True))
     print_table(columns, [*answers, *failures], empty="it has no answers")
-    _say_that_answers_are_cut(aggregate["resultados"])
+    _note_cut_answers(aggregate["resultados"])
 
 
 def headline(run: Mapping[str, Any]) -> str:
@@ -104,7 +104,7 @@ def _detail(task: Mapping[str, Any], answers: Mapping[str, Any]) -> str | None:
 
 
 def phase(task: Mapping[str, Any]) -> str | None:
-    """Say where an open task is, as far as the server knows: in the queue, at work or before its next attempt."""
+    """Return where an open task is: in the queue, at work, or before its next attempt. None when unknown."""
     if task["proxima_tentativa_em"]:
         return f"next attempt {moment(task['proxima_tentativa_em'])}"
     return _PHASES.get(task["fase"])
@@ -115,6 +115,6 @@ def _short(answer: object) -> str:
     return text if len(text) <= _LONGEST_ANSWER else text[: _LONGEST_ANSWER - 1] + "…"
 
 
-def _say_that_answers_are_cut(answers: Mapping[str, Any]) -> None:
+def _note_cut_answers(answers: Mapping[str, Any]) -> None:
     if any(_short(answer).endswith("…") for answer in answers.values()):
         output.note(f"answers are cut after {_LONGEST_ANSWER} characters; --json has them whole")

@@ -1,4 +1,4 @@
-"""`oraculo runs`: looking at runs, following them, stopping them and trying again what failed."""
+"""`oraculo runs`: list, show, watch, explain, cancel and retry runs."""
 
 import sys
 from contextlib import nullcontext, redirect_stdout
@@ -36,10 +36,10 @@ Until = Annotated[str | None, typer.Option(metavar="WHEN", help="Only runs begun
 def _filter(
     status: str | None, pipeline: str | None, text: str | None, since: str | None, until: str | None
 ) -> dict[str, str]:
-    """Return the query of the API. Raises InvalidInput for what is empty, or a moment that cannot be read."""
+    """Return the query of the API. Raises InvalidInput for an empty value or an unreadable moment."""
     options = {"--status": status, "--pipeline": pipeline, "--query": text, "--since": since, "--until": until}
     for option, value in options.items():
-        if value is not None and not value.strip():  # else a variable that is not set would mean every run
+        if value is not None and not value.strip():  # an unset shell variable must not mean every run
             raise InvalidInput.at(option, "is empty; give it a value, or leave it out")
     given = {
         "status": status,

@@ -1,4 +1,4 @@
-"""`oraculo dev`, `serve`, `api`, `engine` and `worker`: the commands that are servers themselves."""
+"""`oraculo dev`, `serve`, `api`, `engine` and `worker`: the commands that run as servers."""
 
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -56,7 +56,7 @@ def dev(
     from oraculo.samples.workers import make_sample_app
     from oraculo.settings import load_settings
 
-    settings = _open(_dev_settings(load_settings(), store), insecure)
+    settings = _with_insecure(_dev_settings(load_settings(), store), insecure)
     apps = [load_app(target) for target in app or ()]
     if samples is None and apps:
         samples = False
@@ -82,7 +82,7 @@ def _dev_settings(settings: "Settings", store: str | None) -> "Settings":
         output.note(f"oraculo: dev uses {DEFAULT_STORE_URL} and leaves ORACULO_STORE_URL alone")
         store = DEFAULT_STORE_URL
     for name, address in (("CELERY_BROKER_URL", settings.celery.broker_url), ("BULLMQ_URL", settings.bullmq.url)):
-        if address:  # a bridge would take results that a server of others waits for
+        if address:  # a bridge would take results that another server waits for
             output.note(f"oraculo: dev has no bridges and leaves ORACULO_{name} alone")
     if settings.objects.url:
         output.note("oraculo: dev keeps large results with its store and leaves ORACULO_OBJECTS_URL alone")
@@ -90,7 +90,7 @@ def _dev_settings(settings: "Settings", store: str | None) -> "Settings":
         output.note("oraculo: dev shares its queues with nobody and leaves ORACULO_QUEUES_ALLOW alone")
     return msgspec.structs.replace(
         settings,
-        # Nothing is behind a bridge here, and nobody shares the broker: what the settings allow does not matter.
+        # There are no bridges here, and nobody shares the broker: every queue is allowed.
         queues=msgspec.structs.replace(settings.queues, allow=()),
         celery=msgspec.structs.replace(settings.celery, broker_url="", tasks_allow=_ANY, queues_allow=_ANY),
         bullmq=msgspec.structs.replace(settings.bullmq, url="", queues_allow=_ANY),
@@ -101,13 +101,10 @@ def _dev_settings(settings: "Settings", store: str | None) -> "Settings":
     )
 
 
-def _open(settings: "Settings", insecure: bool) -> "Settings":
-    """Return the settings, and with `--insecure` those of a server that others guard."""
-    return (
-        msgspec.structs.replace(settings, api=msgspec.structs.replace(settings.api, insecure=True))
-        if insecure
-        else settings
-    )
+def _with_insecure(settings: "Settings", insecure: bool) -> "Settings":
+    if not insecure:
+        return settings
+    return msgspec.structs.replace(settings, api=msgspec.structs.replace(settings.api, insecure=True))
 
 
 def serve(host: Host = None, port: Port = None, app: Apps = None, insecure: Insecure = False) -> None:
@@ -119,7 +116,7 @@ def serve(host: Host = None, port: Port = None, app: Apps = None, insecure: Inse
     from oraculo.cli.welcome import Greeting
     from oraculo.settings import load_settings
 
-    settings = _open(load_settings(), insecure)
+    settings = _with_insecure(load_settings(), insecure)
     apps = [load_app(target) for target in app or ()]
     host = host or settings.api.host
     listener = serving.listen(settings.api, host, port)
@@ -136,7 +133,7 @@ def api(host: Host = None, port: Port = None, insecure: Insecure = False) -> Non
     from oraculo.engine.service import Role
     from oraculo.settings import load_settings
 
-    settings = _open(load_settings(), insecure)
+    settings = _with_insecure(load_settings(), insecure)
     expect_shared_broker(settings, "use `oraculo serve`")
     host = host or settings.api.host
     listener = serving.listen(settings.api, host, port)
@@ -161,7 +158,7 @@ def engine(
 
     if host is not None and port is None:
         raise InvalidSettings(Fault("--host", "is of no use without --port: nothing listens then"))
-    settings = _open(load_settings(), insecure)
+    settings = _with_insecure(load_settings(), insecure)
     expect_shared_broker(settings, "use `oraculo serve`")
     if port is None:
         serving.run_engine(settings)
@@ -173,7 +170,7 @@ def engine(
 
 
 class Runner(StrEnum):
-    """What runs the handlers."""
+    """The process that runs the handlers."""
 
     OWN = "oraculo"
     CELERY = "celery"

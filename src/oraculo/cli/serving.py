@@ -1,8 +1,7 @@
-"""Running until told to stop: uvicorn with the engine and embedded workers, or a worker alone.
+"""Processes that run until a signal: uvicorn with the engine and embedded workers, an engine, or a worker.
 
-The first SIGTERM or SIGINT stops in phases: whoever waits for a run is answered, then no new connections, then the
-workers, then the engine; what is cut off is in the store and goes on at the next start. The second one ends the process
-at once, which loses nothing either.
+The first SIGTERM or SIGINT stops in phases. Waiting requests are answered, then connections are refused, then the
+workers stop, then the engine. The second signal ends the process at once. Neither loses work: the store has it.
 """
 
 import asyncio
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from oraculo.engine.service import Role
     from oraculo.engine.starting import Starting
 
-# Seconds for requests under way. Those that wait for a run are let go before, so only a slow peer takes them.
+# Seconds for requests under way. Requests that wait for a run are answered before, so only slow clients need them.
 _CONNECTION_GRACE = 5
 # Seconds after the orderly stop in which the event loop must have closed.
 _CLOSE_GRACE = 5.0
@@ -53,13 +52,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 class OnReady(Protocol):
     async def __call__(self, system: System, address: str) -> None:
-        """Called once, when requests are answered at `address`."""
+        """Greet once the server answers requests at `address`."""
         ...
 
 
 def listen(settings: ApiSettings, host: str, port: int | None) -> socket.socket:
-    """Bound before anything is started, so that a port in use is one line. Raises InvalidSettings, also when other
-    machines could call a server that has no keys."""
+    """Return a bound socket. Raises InvalidSettings, also when other machines could call a server without keys."""
     port = settings.port if port is None else port
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
@@ -95,8 +93,10 @@ def serve(
     only_health: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Until a signal. Raises OraculoError when it cannot start. `greet` is called with the address before anything is
-    logged. `quiet`: uvicorn tells only what is wrong."""
+    """Serve until a signal. Raises OraculoError when the start fails.
+
+    `greet` gets the address before anything is logged. With `quiet` uvicorn logs only warnings and errors.
+    """
     collect_garbage_less_often()
     configure_logging(settings.log)
     system = build(settings, role)
@@ -119,8 +119,8 @@ def serve(
 async def _serve(
     system: System, server: "_Server", listener: socket.socket, starting: "Starting", greet: Callable[[], None]
 ) -> None:
-    # Begun before uvicorn, which would tell a fault as a traceback; to begin twice does nothing, nor to stop twice.
-    # So is uvicorn's own watch for signals: a start may wait for the store, and who is PID 1 has to ask for SIGTERM.
+    # The start begins before uvicorn, which would show a fault as a traceback. It and the stop are idempotent.
+    # uvicorn's signal handlers come first too: the start may wait for the store, and PID 1 ignores SIGTERM without one.
     stop = asyncio.Event()
     server.wake = partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set)
     with server.capture_signals():
@@ -136,7 +136,7 @@ async def _serve(
 
 
 async def _is_done(start: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
-    """False when it is told to stop before."""
+    """Return whether the start ended before the stop was asked for."""
     starting = asyncio.create_task(start)
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -169,7 +169,7 @@ class _Server(uvicorn.Server):
         self._ready = ready
         self._quiesce = quiesce
         self._announcing: asyncio.Task[None] | None = None
-        self.fault: BaseException | None = None  # which ended it
+        self.fault: BaseException | None = None  # ended the server
         self.wake: Callable[[], object] = lambda: None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -184,7 +184,7 @@ class _Server(uvicorn.Server):
             await self._ready()
 
     async def _announce(self) -> None:
-        with suppress(OraculoError):  # then the start has failed, which `_fail` hears
+        with suppress(OraculoError):  # the start failed, and called `_fail`
             await self._starting.finished()
             await self._ready()
 
@@ -192,14 +192,14 @@ class _Server(uvicorn.Server):
         self.fault, self.should_exit = fault, True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Waiting requests are answered and live streams end by themselves, so that none has to be cancelled."""
+        """Let waiting requests and live streams end by themselves before uvicorn cancels what is left."""
         self._quiesce()
         if self._announcing is not None:
             self._announcing.cancel()
         await super().shutdown(sockets=sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Does not keep the signal: uvicorn would raise it again, and an orderly stop ends with 0."""
+        """Begin the stop. The signal is not kept: uvicorn would raise it again, and an orderly stop exits with 0."""
         if self.should_exit:
             _end_at_once(sig)
         self.should_exit = True
@@ -211,7 +211,7 @@ class _Server(uvicorn.Server):
 
 
 def run_engine(settings: Settings) -> None:
-    """Until a signal. Raises OraculoError when it cannot start."""
+    """Run an engine until a signal. Raises OraculoError when the start fails."""
     collect_garbage_less_often()
     configure_logging(settings.log)
     system = build(settings)
@@ -235,7 +235,7 @@ async def _run_engine(system: System) -> None:
 
 
 def work(settings: Settings, app: App) -> None:
-    """Until a signal. Raises InvalidSettings, and OraculoError when the worker fails."""
+    """Run a worker until a signal. Raises InvalidSettings, and OraculoError when the worker fails."""
     configure_logging(settings.log)
     clock = SystemClock()
     broker = make_broker(settings, clock)
@@ -245,8 +245,10 @@ def work(settings: Settings, app: App) -> None:
 
 
 def work_in_celery(settings: Settings, app: App, options: Sequence[str]) -> NoReturn:
-    """Celery's own worker, until a signal, with `options` of its command line. Ends with Celery's exit status, as
-    typer.Exit, or raises InvalidSettings."""
+    """Run Celery's worker with `options` of its command line.
+
+    Raises typer.Exit with Celery's exit status, or InvalidSettings.
+    """
     try:
         from oraculo.bridges.celery.command_line import run_worker
         from oraculo.celery_app import make_celery_app
@@ -258,7 +260,7 @@ def work_in_celery(settings: Settings, app: App, options: Sequence[str]) -> NoRe
 
 
 async def _no_app(*_: object) -> None:
-    """uvicorn knows which event loop is the best here, and asks for an app before it tells."""
+    """Stand in for an app: uvicorn's configuration needs one, and only its choice of an event loop is wanted."""
 
 
 async def _work(worker: Worker, broker: Broker, objects: Objects | None) -> None:
@@ -278,8 +280,7 @@ async def _work(worker: Worker, broker: Broker, objects: Objects | None) -> None
 
 
 async def _connect(broker: Broker, stopping: "asyncio.Task[Any]") -> None:
-    """A broker that is away is waited for, by the worker itself. One that says no is a matter of settings, and is told
-    at once, as by `oraculo serve`."""
+    """Connect. The worker itself waits for a broker that is away; a refusal is raised at once."""
     connecting = asyncio.create_task(broker.start())
     await asyncio.wait([connecting, stopping], return_when=asyncio.FIRST_COMPLETED)
     connecting.cancel()
@@ -298,8 +299,8 @@ async def _work_until(stopping: "asyncio.Task[Any]", worker: Worker) -> None:
 
 
 def _run(main: Coroutine[Any, Any, None], config: uvicorn.Config) -> None:
-    # Closing the loop waits for every task and for the threads of `asyncio.to_thread`: one that a handler left behind,
-    # and that never ends, must not keep the process.
+    # Closing the loop waits for every task and for the threads of `asyncio.to_thread`. A handler's thread may never
+    # end, and must not keep the process.
     last_resort = threading.Timer(_CLOSE_GRACE, _leave_behind)
     last_resort.daemon = True
     try:
@@ -316,7 +317,7 @@ def _run(main: Coroutine[Any, Any, None], config: uvicorn.Config) -> None:
 
 
 def _leave_behind(error: Exception | None = None) -> None:
-    _tell(b"oraculo: a handler does not end; stopped without it\n")
+    _write(b"oraculo: a handler does not end; stopped without it\n")
     os._exit(0 if error is None else output.complain(str(error)))
 
 
@@ -341,16 +342,15 @@ def _first_signal(act: Callable[[], object]) -> Iterator[None]:
 
 
 def _say_stopping() -> None:
-    _tell(b"oraculo: stopping; what is in work is finished first (signal again to end at once)\n")
+    _write(b"oraculo: stopping; what is in work is finished first (signal again to end at once)\n")
 
 
 def _end_at_once(sig: int) -> None:
-    _tell(b"oraculo: ended at once; what was in work goes on at the next start\n")
+    _write(b"oraculo: ended at once; what was in work goes on at the next start\n")
     os._exit(128 + sig)
 
 
-def _tell(line: bytes) -> None:
-    """Straight to the descriptor: a signal may arrive in the middle of a buffered write. Where nothing can be written,
-    a full disk say, what is told of has to be done all the same."""
+def _write(line: bytes) -> None:
+    """Write to the descriptor: a signal may interrupt a buffered write. A full disk must not stop the stop."""
     with suppress(OSError):
         os.write(2, line)

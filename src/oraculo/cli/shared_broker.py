@@ -1,4 +1,4 @@
-"""The check of the commands that are one process of several: memory:// would leave each of them alone."""
+"""The check for a broker that several processes can share."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def expect_shared_broker(settings: "Settings", instead: str = "") -> None:
-    """`instead`: what goes with memory://, where something does. Raises InvalidSettings."""
+    """Raise InvalidSettings for `memory://`. `instead` names the command that works with it."""
     if all(url.startswith("memory:") for url in settings.broker.urls):
         alone = "memory:// lives inside one process and no other can reach it"
         way_out = f"{instead}{', or ' if instead else ''}set it to a broker that is shared"

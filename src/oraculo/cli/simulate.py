@@ -1,4 +1,4 @@
-"""`oraculo simulate FILE`: a pipeline rehearsed under faults, before it meets them."""
+"""`oraculo simulate FILE`: a rehearsal of a pipeline under simulated faults."""
 
 import math
 import sys
@@ -59,12 +59,12 @@ def simulate(
     if as_json:
         output.print_json(_document(definition, found))
     else:
-        _tell(definition, found)
+        _print(definition, found)
     raise typer.Exit(output.NOT_SUCCEEDED if found.violations else output.SUCCEEDED)
 
 
 def _counted(seeds: Sequence[int]) -> Iterator[int]:
-    """Tells a terminal how far it is, for many take minutes; the line is gone at the end."""
+    """Yield the seeds, and show the progress on a terminal."""
     for number, seed in enumerate(seeds, start=1):
         if sys.stderr.isatty():
             typer.echo(f"\rseed {number} of {len(seeds)}", err=True, nl=False)
@@ -104,7 +104,7 @@ def _by_step(option: str, settings: list[str] | None, definition: "Definition") 
         except ValueError:
             values[step] = -1.0
         is_latency = option == "--latency"
-        if not (0 < values[step] < math.inf if is_latency else 0 <= values[step] <= 1):  # NaN is never
+        if not (0 < values[step] < math.inf if is_latency else 0 <= values[step] <= 1):  # NaN fails too
             right = "more than 0 seconds, as 12" if is_latency else "a share from 0 to 1"
             raise InvalidInput(Fault(option, f"{step} needs {right}; got '{text}'"))
     return values
@@ -128,7 +128,7 @@ def _document(definition: "Definition", found: "Rehearsal") -> dict[str, Any]:
     }
 
 
-def _tell(definition: "Definition", found: "Rehearsal") -> None:
+def _print(definition: "Definition", found: "Rehearsal") -> None:
     statuses = ", ".join(f"{count} {status}" for status, count in found.statuses.most_common())
     output.print_line(f"pipeline {definition.name}: {found.seeds} schedules, {sum(found.troubles.values())} faults")
     ends = "yes" if not found.violations else f"NO: {len(found.violations)} schedules broke a law"
@@ -140,13 +140,13 @@ def _tell(definition: "Definition", found: "Rehearsal") -> None:
     output.print_line(f"longest path: {path}, {found.longest_path_seconds:.1f} s when nothing goes wrong")
     for one in found.tight:
         well = "none ended well" if one.p95 is None else f"95 % of what ended well took at most {one.p95:.1f} s"
-        told = f"{well}, {one.met} of {found.seeds} ran into it"
-        output.print_line(f"too tight: the deadline of {one.of}, {one.seconds:g} s ({told})")
+        detail = f"{well}, {one.met} of {found.seeds} ran into it"
+        output.print_line(f"too tight: the deadline of {one.of}, {one.seconds:g} s ({detail})")
     if not found.tight:
         output.print_line("no deadline is too tight")
     for one in found.met_in_vain:
-        told = f"{one.in_vain} of {found.seeds} waited until the deadline of {one.of}, {one.seconds:g} s"
+        count = f"{one.in_vain} of {found.seeds} waited until the deadline of {one.of}, {one.seconds:g} s"
         why = "for a message that was lost; a longer deadline does not help, a shorter one ends them sooner"
-        output.print_line(f"in vain: {told}, {why}")
+        output.print_line(f"in vain: {count}, {why}")
     for seed, how in list(found.violations.items())[:5]:
         output.print_line(f"seed {seed}: {how}")

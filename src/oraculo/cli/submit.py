@@ -1,4 +1,4 @@
-"""`oraculo submit`: starts a run, and may wait for what comes of it."""
+"""`oraculo submit`: the start of a run, and the wait for its end."""
 
 import hashlib
 import sys
@@ -75,13 +75,13 @@ def submit(
     with ServerClient(url, api_key) as server:
         headers = {"Idempotency-Key": header("--idempotency-key", key)}
         deadline = time.monotonic() + wait
-        status, answer = _taken(server, body, headers, deadline)
+        status, answer = _start(server, body, headers, deadline)
         run_id = answer["correlation_id"]
         if wait and status != 200:
-            _announce(answer, as_json)
+            _print_started(answer, as_json)
             is_drawn = sys.stdout.isatty() and not as_json
             with goes_on(run_id, context), live_table(server, run_id) if is_drawn else nullcontext():
-                status, answer = _waited(server, body, headers, deadline, answer)
+                status, answer = _wait_for_end(server, body, headers, deadline, answer)
         has_ended = status == 200 and "resumo" in answer
         if has_ended or as_json or not wait:
             _show(answer, has_ended, as_json)
@@ -104,17 +104,19 @@ def _destination(text: str) -> object:
     return read_object("--destino", text.encode(), _DESTINATION) if text.lstrip().startswith("{") else text
 
 
-def _waited(
+def _wait_for_end(
     server: ServerClient, body: bytes, headers: dict[str, str], deadline: float, answer: dict[str, Any]
 ) -> tuple[int, dict[str, Any]]:
-    """Ask again under the same key while there is time: a server waits no longer than its own limit at once, nor while
-    it stops."""
+    """Ask again under the same key until the run ends or the time is up.
+
+    A server waits only up to its own limit, and not while it stops.
+    """
     status = 202
     trouble: OraculoError | None = None
     while status != 200 and (left := deadline - time.monotonic()) > 0:
         asked_at = time.monotonic()
         try:
-            if trouble is not None:  # one that is there anew without its runs says so, where it would start another
+            if trouble is not None:  # a server that lost its runs must not start another
                 server.get(run_path(answer["correlation_id"]))
             headers["Prefer"] = f"wait={left:.0f}" if left >= 1 else "wait=1"
             status, answer = server.post_waiting(_PATH, body, headers, left)
@@ -122,14 +124,14 @@ def _waited(
         except (Unreachable, Refused) as error:
             trouble = _passing(error)
         if status != 200:
-            _rest(asked_at, deadline)
+            _pause(asked_at, deadline)
     if trouble is not None:
         output.note(str(trouble))
     return status, answer
 
 
-def _taken(server: ServerClient, body: bytes, headers: dict[str, str], deadline: float) -> tuple[int, Any]:
-    """Tried again only if the server goes away in the middle of it: it may have taken the run."""
+def _start(server: ServerClient, body: bytes, headers: dict[str, str], deadline: float) -> tuple[int, Any]:
+    """Start the run. Ask again only if the connection broke: the server may have taken the run."""
     deadline = min(deadline, time.monotonic() + _PATIENCE)
     may_be_taken = False
     while True:
@@ -141,30 +143,30 @@ def _taken(server: ServerClient, body: bytes, headers: dict[str, str], deadline:
             if not may_be_taken or time.monotonic() >= deadline:
                 raise
             _passing(error)
-        _rest(asked_at, deadline)
+        _pause(asked_at, deadline)
 
 
 def _passing(error: Unreachable | Refused) -> OraculoError:
-    """What a restart brings with it. Raises what is final."""
+    """Return an error that a restart of the server explains. Raises any other."""
     if isinstance(error, Refused) and error.status < 500:
         raise error
     return error
 
 
-def _rest(asked_at: float, deadline: float) -> None:
-    """A server that does not wait at all, or is not there, is not to be hammered."""
+def _pause(asked_at: float, deadline: float) -> None:
+    """Pause, so that a server which answers at once is not asked in a tight loop."""
     now = time.monotonic()
     if now - asked_at < _PAUSE:
         time.sleep(max(0.0, min(_PAUSE, deadline - now)))
 
 
 def _own_key(body: bytes, run_id: str | None) -> str:
-    """For a try again after a lost answer. Whoever names the run may also give the whole command again."""
+    """Return a key for another try after a lost answer. With a `run_id` the same command gives the same key."""
     return str(uuid.uuid4()) if run_id is None else hashlib.sha256(body).hexdigest()
 
 
-def _announce(answer: dict[str, Any], as_json: bool) -> None:
-    """Name the run at once, whatever becomes of the server or of this command."""
+def _print_started(answer: dict[str, Any], as_json: bool) -> None:
+    """Print the run's id before the wait, which may be interrupted."""
     line = f"run {answer['correlation_id']} {answer['status']}"
     if as_json:
         output.note(line)

@@ -1,7 +1,7 @@
-"""The one table of the command line: fitted to a terminal without losing a value, plain columns in a pipe.
+"""The table of the command line: fitted to the width of a terminal, plain columns in a pipe.
 
-On a terminal no value is broken or falsified. Where it is too narrow, columns are left out by their rank, and a line
-below says which. Prose is wrapped, or stands below its row; only a column that is marked `cut` may end in an ellipsis.
+On a narrow terminal columns are left out by their rank, and a line below names them. Prose is wrapped, or stands below
+its row. Only a column that is marked `cut` may end in an ellipsis; every other value is whole.
 """
 
 import sys
@@ -40,7 +40,7 @@ class Column(NamedTuple):
     name: str
     rank: int = 0  # the highest is left out first on a narrow terminal; 0: never
     prose: bool = False  # may be wrapped
-    cut: bool = False  # may be shortened, which a line below says
+    cut: bool = False  # may be shortened; a line below names the column
 
 
 class Fitted(NamedTuple):
@@ -50,7 +50,7 @@ class Fitted(NamedTuple):
 
 
 def print_table(columns: Sequence[Column], rows: Sequence[Row], *, empty: str, whole: str = "--json") -> None:
-    """Print the rows, or `empty` when there are none. `whole` is what shows what had no room."""
+    """Print the rows, or `empty` when there are none. `whole` is the command or option that shows everything."""
     texts = [[output.clean(cell) for cell in row] for row in rows]
     if not texts:
         output.note(empty)
@@ -61,7 +61,7 @@ def print_table(columns: Sequence[Column], rows: Sequence[Row], *, empty: str, w
 
 
 def _print_plain(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Nothing is left out, for `grep` and `awk`."""
+    """Print every value, for `grep` and `awk`."""
     lines = [[column.name for column in columns], *rows]
     widths = [max(len(line[number]) for line in lines) for number in range(len(columns))]
     for line in lines:
@@ -74,21 +74,21 @@ def _print_fitted(columns: Sequence[Column], rows: Sequence[Sequence[str]], whol
 
     console = Console()
     fitted = fit(columns, rows, console.width)
-    # The terminal itself breaks a line that is longer than it, so that what is copied from there is whole.
+    # The terminal breaks longer lines itself, so that copied text is whole.
     console.print(Text("\n").join(fitted.lines), soft_wrap=True, highlight=False)
     if said := remark(fitted, whole):
         console.print(Text(said, style="dim"), soft_wrap=True, highlight=False)
 
 
 def remark(fitted: Fitted, whole: str) -> str | None:
-    """Say what the terminal had no room for, and what shows it."""
+    """Return the line that names left out and cut columns, and what shows them."""
     parts = [f"left out: {', '.join(fitted.missing)}"] if fitted.missing else []
     parts += [f"cut: {fitted.shortened}"] if fitted.shortened else []
     return f"{'; '.join(parts)}; all with: {whole}" if parts else None
 
 
 def fit(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Fitted:
-    """Lay the rows out, with the columns that have room. Cells are clean texts of one line."""
+    """Lay out the rows with the columns that have room. Cells are texts of one line."""
     from rich.cells import cell_len
     from rich.text import Text
 
@@ -120,7 +120,7 @@ def fit(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) ->
 
 
 def _chosen(columns: Sequence[Column], grid: Sequence[Sequence[str]], widths: Sequence[int], width: int) -> list[int]:
-    """The numbers of the columns that are shown."""
+    """Return the numbers of the columns that are shown."""
     kept = list(range(len(columns)))
     least = [_least(column, number, grid, widths) for number, column in enumerate(columns)]
     while sum(least[number] for number in kept) + GAP * (len(kept) - 1) > width:
@@ -132,7 +132,7 @@ def _chosen(columns: Sequence[Column], grid: Sequence[Sequence[str]], widths: Se
 
 
 def _least(column: Column, number: int, grid: Sequence[Sequence[str]], widths: Sequence[int]) -> int:
-    """The cells that a column needs. Prose needs those of its longest word: an id in it is not broken either."""
+    """Return the width that a column needs. Prose needs that of its longest word, so that no id is broken."""
     from rich.cells import cell_len
 
     if column.cut:
@@ -152,7 +152,7 @@ def _cell(text: str, width: int, style: str | None) -> "Text":
 
 
 def _parts(column: Column, cell: "Text", room: int) -> "list[Text]":
-    """The lines of a cell of the last column."""
+    """Return the lines of a cell of the last column."""
     from rich.console import Console
 
     if column.cut:

@@ -1,4 +1,4 @@
-"""Time as people read and write it: local with its zone, while JSON has UTC."""
+"""Moments and durations as people read and write them, in local time."""
 
 import re
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def moment(iso: str | None) -> str:
 
 
 def moments(name: str, isos: Sequence[str | None]) -> tuple[str, list[str]]:
-    """Return a column of a table: its name with the zone, and short moments. Different zones stand in the cells."""
+    """Return a column's name with the zone, and its short moments. Cells have the zone where zones differ."""
     times = [None if iso is None else _local(iso) for iso in isos]
     zones = {when.tzname() for when in times if when is not None}
     cells = ["-" if when is None else _short(when, with_zone=len(zones) > 1) for when in times]

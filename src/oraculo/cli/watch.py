@@ -1,4 +1,4 @@
-"""`oraculo runs watch`: a run's history as it happens, drawn as a table or told line by line."""
+"""`oraculo runs watch`: a run's history as it happens, as a live table, as lines or as JSON."""
 
 import json
 import sys
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _END = "fim"
-_PATIENCE = 30.0  # seconds of a server's absence, a restart say, that a watcher sits out
+_PATIENCE = 30.0  # seconds that a server may be away, for a restart
 _PAUSE = 0.5
 _LOOK_EVERY = 1.0  # seconds
-_MOST_LOOKED_AT = 500  # tasks of a run whose phases are looked at: a wide one takes a while to be read
+_MOST_LOOKED_AT = 500  # tasks of a run whose phases are read; a wider run takes too long
 _BAR_WIDTH = 10
 _COLUMNS = (
     Column("task"),
@@ -36,7 +36,7 @@ _COLUMNS = (
 _OTHER_LINES = 7  # of the screen, beside the tasks
 
 
-class Teller(Protocol):
+class Printer(Protocol):
     def entry(self, entry: dict[str, Any]) -> None: ...
     def end(self, run: dict[str, Any]) -> None: ...
 
@@ -54,10 +54,10 @@ def watch_run(server: ServerClient, run: dict[str, Any], *, as_json: bool = Fals
 
 @contextmanager
 def live_table(server: ServerClient, run_id: str) -> Iterator[None]:
-    """Draw the run's tasks on a terminal while something else waits for its end. Nothing is left of the drawing."""
+    """Draw the run's tasks on a terminal while the caller waits for its end. The drawing is removed at the end."""
 
     def follow() -> None:
-        with suppress(Exception):  # whoever waits learns of it too, and then closes the connection under this
+        with suppress(Exception):  # the caller sees faults too, and closes the connection of this thread
             _follow(server, run_id, table)
 
     try:
@@ -70,16 +70,16 @@ def live_table(server: ServerClient, run_id: str) -> Iterator[None]:
         yield
 
 
-def _follow(server: ServerClient, run_id: str, teller: Teller) -> str:
+def _follow(server: ServerClient, run_id: str, printer: Printer) -> str:
     for entry in _entries(server, run_id):
-        teller.entry(entry)
+        printer.entry(entry)
     run = server.get(run_path(run_id))
-    teller.end(run)
+    printer.end(run)
     return str(run["status"])
 
 
 def _entries(server: ServerClient, run_id: str) -> Iterator[dict[str, Any]]:
-    """The history from its start to the run's end, through broken connections: each goes on where the last was cut."""
+    """Yield the history from the start to the run's end, and reconnect where a connection broke."""
     seen, alone_since = 0, None
     while True:
         try:
@@ -100,7 +100,7 @@ def _entries(server: ServerClient, run_id: str) -> Iterator[dict[str, Any]]:
 
 
 class _Json:
-    """One object a line: each entry, then the run as it ended."""
+    """Prints one JSON object a line: each entry, then the ended run."""
 
     def entry(self, entry: dict[str, Any]) -> None:
         output.print_json(entry, indent=None)
@@ -113,8 +113,8 @@ class _Json:
 class _Lines:
     def entry(self, entry: dict[str, Any]) -> None:
         attempt = f"attempt {entry['tentativa']}" if entry["tentativa"] else None
-        told = (entry["evento"], entry["tarefa"], attempt, entry["detalhe"] and localized(entry["detalhe"]))
-        output.print_line(f"{clock(entry['timestamp'])} " + "  ".join(str(part) for part in told if part))
+        parts = (entry["evento"], entry["tarefa"], attempt, entry["detalhe"] and localized(entry["detalhe"]))
+        output.print_line(f"{clock(entry['timestamp'])} " + "  ".join(str(part) for part in parts if part))
         sys.stdout.flush()
 
     def end(self, run: dict[str, Any]) -> None:
@@ -122,7 +122,7 @@ class _Lines:
 
 
 class _LiveTable:
-    """The tasks as they change. Phases are no entries of the history, so the run is looked at now and then."""
+    """A live table of the tasks. The history has no phases, so the run is read again every second."""
 
     def __init__(self, server: ServerClient, run: dict[str, Any], *, transient: bool = False) -> None:
         from rich.console import Console
@@ -159,7 +159,7 @@ class _LiveTable:
 
     def _look(self) -> None:
         while not self._over.wait(_LOOK_EVERY):
-            with suppress(Exception):  # the next look may work, and the end of the run is seen by its events
+            with suppress(Exception):  # the next look may work; the history shows the run's end
                 for task in self._server.get(run_path(self._board.run_id))["tarefas"]:
                     self._board.show_phase(task["id"], task["tentativas"], phase(task))
 
@@ -170,7 +170,7 @@ def _ending(run: dict[str, Any]) -> str:
 
 
 def drawing(board: Board, size: "ConsoleDimensions", ending: str | None = None) -> "Text":
-    """Return the tasks as a table for a screen of that size, and below it how many are in which status."""
+    """Return a table of the tasks for a screen of that size, with the number of tasks in each status below it."""
     from rich.text import Text
 
     rows, hidden = board.rows(max(3, size.height - _OTHER_LINES))

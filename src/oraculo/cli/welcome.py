@@ -1,4 +1,4 @@
-"""The words of `oraculo dev` and `serve` at their start, and the sample runs that give something to see."""
+"""The first lines that `oraculo dev` and `serve` print, and the sample runs of `dev`."""
 
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -18,7 +18,7 @@ from oraculo.worker import App
 
 
 class Greeting:
-    """Where it is, and what is probably not meant."""
+    """Prints the address, and warnings about settings that are probably a mistake."""
 
     def __init__(self, settings: Settings, apps: Sequence[App], host: str) -> None:
         self._settings = settings
@@ -37,7 +37,10 @@ class Greeting:
 
 
 class Welcome:
-    """`samples`: whether to submit the sample runs; None: only into a store that has no run yet."""
+    """Prints the banner of `oraculo dev`, and submits the sample runs.
+
+    `samples` decides whether the runs are submitted; None submits them into a store without runs.
+    """
 
     def __init__(self, settings: Settings, apps: Sequence[App], *, samples: bool | None) -> None:
         self._settings = settings
@@ -45,7 +48,7 @@ class Welcome:
         self._samples = samples
 
     def greet(self, address: str) -> None:
-        """Print the banner: where the server will be, and what to try there."""
+        """Print the address, the state, the workers and commands to try."""
         _say(self._lines(address))
 
     async def __call__(self, system: System, address: str) -> None:
@@ -73,7 +76,7 @@ class Welcome:
         yield f"  oraculo doctor{where}"
 
     def _request(self) -> dict[str, object] | None:
-        """Return a request that the workers here can do: of a type if they serve one whole, else for one queue."""
+        """Return a request that the workers here can serve: of a whole route, else for one queue."""
         if not self._queues:
             return None
         types = self._settings.routes.items()
