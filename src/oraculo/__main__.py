@@ -1,4 +1,4 @@
-"""`python -m oraculo`: the command line, where its script is not on the PATH."""
+"""The command line as `python -m oraculo`."""
 
 from oraculo.cli import main
 

@@ -1,4 +1,4 @@
-"""The composition root: makes the adapters that the settings name, and puts the parts together."""
+"""The composition root: the only module that names concrete adapters and puts the parts together."""
 
 import asyncio
 import gc
@@ -72,7 +72,7 @@ _STORE_EXTRAS = {
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """Everything that one process runs, put together and not yet started."""
+    """The parts of one process, put together and not yet started."""
 
     settings: Settings
     engine: "Engine"
@@ -88,8 +88,10 @@ class System:
 def make_broker(
     settings: Settings, clock: Clock, telemetry: Telemetry | None = None, *, own_queues: Sequence[str] = ()
 ) -> FullBroker:
-    """One for each URL, watched over, and behind one face when there are several. `own_queues`: those that nobody but
-    the caller reads. Raises InvalidSettings."""
+    """Return the broker of the settings, with a check of liveness, and fail-over between several URLs.
+
+    `own_queues` are those that only the caller reads. Raises InvalidSettings.
+    """
     adapters = [broker for _, broker in make_adapters(settings, clock, sends_canaries=bool(own_queues))]
     if not adapters[0].capabilities.shared:
         return adapters[0]
@@ -102,7 +104,7 @@ def make_broker(
 
 
 def make_adapters(settings: Settings, clock: Clock, *, sends_canaries: bool = False) -> list[tuple[str, FullBroker]]:
-    """Each broker by itself, with its URL, for whoever wants to know how each is doing. Raises InvalidSettings."""
+    """Return each URL with the adapter for it. Raises InvalidSettings."""
     urls, names = settings.broker.urls, _broker_names(settings.broker.urls)
     if len(urls) > 1 and "memory" in map(_scheme, urls):
         fault = "has memory:// in a list of brokers; it lives in one process, and takes over from no other"
@@ -112,13 +114,15 @@ def make_adapters(settings: Settings, clock: Clock, *, sends_canaries: bool = Fa
 
 
 def _broker_names(urls: Sequence[str]) -> list[str]:
-    """What was sent is noted under them, so they depend on nothing but the order of the URLs."""
+    """Return the brokers' names. The store has them beside sent commands, so only the order of URLs decides."""
     return numbered([_BROKER_EXTRAS.get(_scheme(url), _scheme(url)) for url in urls])
 
 
 def _make_adapter(url: str, name: str, all_settings: Settings, clock: Clock, silence: float | None) -> FullBroker:
-    """The client is imported here, so that nobody needs one that is not used. `silence`: how long there may be no proof
-    that it works; None: for as long as nobody uses it."""
+    """Return the adapter for a URL. Its client is imported here, so that unused clients need not be installed.
+
+    `silence` is the longest time without a proof that the connection works; None: there is no limit.
+    """
     scheme, settings = _scheme(url), all_settings.broker
     queues = QueueNames(settings.prefix)
     options: dict[str, Any] = {
@@ -128,8 +132,8 @@ def _make_adapter(url: str, name: str, all_settings: Settings, clock: Clock, sil
         "connect_timeout": settings.connect_timeout,
         "publish_timeout": settings.publish_timeout,
     }
-    # Engines settle what they take within moments, so that another may have it soon when one dies. Workers say the
-    # same: with NATS it is a property of the queue.
+    # Engines settle their messages at once, so their queues have a short lease. Workers use the same lease for them,
+    # because with NATS it is a property of the queue.
     leases = dict.fromkeys((queues.answers, queues.requests), all_settings.engine_lease)
     leased = {**options, "lease": settings.lease, "leases": leases}
     try:
@@ -153,8 +157,10 @@ def _make_adapter(url: str, name: str, all_settings: Settings, clock: Clock, sil
 
 
 def make_store(settings: Settings, *, exclusive: bool | None = None) -> Storage:
-    """`exclusive`: for this process alone, where the store knows such a thing; None: only to look in. Raises
-    InvalidSettings."""
+    """Return the store of the settings. Raises InvalidSettings.
+
+    `exclusive` locks a SQLite file for this process; None opens it only to look in.
+    """
     url = settings.store.url
     scheme = _scheme(url)
     try:
@@ -178,7 +184,7 @@ def make_store(settings: Settings, *, exclusive: bool | None = None) -> Storage:
 
 
 def make_objects(settings: Settings) -> Objects | None:
-    """Where large results rest; None: they stay in the store. Raises InvalidSettings."""
+    """Return the place of large results; None: they stay in the store. Raises InvalidSettings."""
     url = settings.objects.url
     if not url:
         beside = _folder_beside(settings.store.url)
@@ -192,8 +198,8 @@ def make_objects(settings: Settings) -> Objects | None:
         missing = f"{scheme}:// needs a package that is not installed ({error})"
         raise InvalidSettings(Fault("ORACULO_OBJECTS_URL", missing + _how_to_reach(scheme, error))) from error
     except Exception as error:  # each package refuses options and places in its own words
-        told = without_secrets(str(error), url)
-        raise InvalidSettings(Fault("ORACULO_OBJECTS_URL", f"{scheme}://… cannot be used: {told}")) from error
+        reason = without_secrets(str(error), url)
+        raise InvalidSettings(Fault("ORACULO_OBJECTS_URL", f"{scheme}://… cannot be used: {reason}")) from error
 
 
 def _how_to_reach(scheme: str, error: ImportError) -> str:
@@ -204,7 +210,7 @@ def _how_to_reach(scheme: str, error: ImportError) -> str:
 
 
 def make_earlier_objects(settings: Settings) -> Objects | None:
-    """Where large results may rest that were put aside before the URL was set; None: there is no such place."""
+    """Return the folder of results from before the URL was set; None: there is none."""
     beside = _folder_beside(settings.store.url)
     if not settings.objects.url or beside is None or not os.path.isdir(beside):
         return None
@@ -215,7 +221,7 @@ def make_earlier_objects(settings: Settings) -> Objects | None:
 
 
 def _folder_of(objects_url: str) -> Path | None:
-    """None: it is not a folder that is named, but a place that fsspec reaches."""
+    """Return the folder that the URL names; None: it names a place for fsspec."""
     scheme, mark, path = objects_url.partition("://")
     if mark and scheme.lower() != "file":
         return None
@@ -223,7 +229,7 @@ def _folder_of(objects_url: str) -> Path | None:
 
 
 def _folder_beside(store_url: str) -> Path | None:
-    """Beside the SQLite file. A folder of this machine is of no use to engines that share a server as their store."""
+    """Return the folder beside the SQLite file; None for a store that several machines share."""
     path = store_url.removeprefix(_SQLITE)
     return None if path in (store_url, MEMORY) else Path(f"{path}.objects")
 
@@ -237,8 +243,7 @@ def make_bridges(
     telemetry: Telemetry,
     runs: RunStarter | None = None,
 ) -> list[RunningBridge]:
-    """Return the bridges to the systems that the settings name; without `runs` they start none. Raises
-    InvalidSettings."""
+    """Return the bridges that the settings name. Without `runs` they start no runs. Raises InvalidSettings."""
     made: list[RunningBridge] = []
     prefix = settings.broker.prefix
     if settings.celery.broker_url:
@@ -257,15 +262,15 @@ def make_bridges(
 
 
 def make_outlooks(settings: Settings) -> list[Outlook]:
-    """For a process without bridges, as far as it has what they need: it goes without rather than not start."""
+    """Return outlooks on the bridged systems, for a process without bridges. A missing client is only logged."""
     made: list[Outlook] = []
     if settings.celery.broker_url:
-        with _gone_without("celery"):
+        with _log_if_missing("celery"):
             from oraculo.bridges.celery import CeleryOutlook
 
             made.append(SparingOutlook(CeleryOutlook(settings.celery)))
     if settings.bullmq.url:
-        with _gone_without("bullmq"):
+        with _log_if_missing("bullmq"):
             from oraculo.bridges.bullmq import BullmqOutlook
 
             made.append(SparingOutlook(BullmqOutlook(settings.bullmq)))
@@ -273,16 +278,16 @@ def make_outlooks(settings: Settings) -> list[Outlook]:
 
 
 @contextmanager
-def _gone_without(bridge: str) -> Iterator[None]:
+def _log_if_missing(bridge: str) -> Iterator[None]:
     try:
         yield
     except (ModuleNotFoundError, InvalidSettings) as error:
-        _log.warning("explanations will not tell how it is beyond a bridge", bridge=bridge, reason=str(error))
+        _log.warning("explanations will not cover what is beyond a bridge", bridge=bridge, reason=str(error))
 
 
 def build(settings: Settings, role: "Role | None" = None) -> System:
-    """`role`: all of it, unless another is named. Raises InvalidSettings."""
-    # Here, so that a worker process starts without them: they would be a third of what it loads.
+    """Put together the parts for a role, by default the whole. Raises InvalidSettings."""
+    # Imported here, because a worker process does without them: they would be a third of what it loads.
     from oraculo.engine.operations import Operations
     from oraculo.engine.service import Engine, Role
     from oraculo.telemetry.metrics import Metrics
@@ -316,14 +321,16 @@ def build(settings: Settings, role: "Role | None" = None) -> System:
 
 
 def expect_keys(api: ApiSettings, host: str) -> None:
-    """Raise InvalidSettings when other machines could call a server that has no keys, and nobody said that they may."""
+    """Raise InvalidSettings when other machines could call a server without keys, unless it is `insecure`."""
     if not (api.keys or api.insecure or is_loopback(host)):
         raise InvalidSettings(Fault("ORACULO_API_KEYS", _NO_KEYS.format(host=host)))
 
 
 def make_app(system: System, *, workers: Sequence[App] = (), only_health: bool = False) -> "FastAPI":
-    """The API over `system`, with the engine and the embedded `workers` living as long as it does. `only_health`: for
-    an engine that others ask nothing but how it is. Their start is in its `state.starting`."""
+    """Make the API, which starts and stops the engine and the embedded `workers`; `state.starting` has their start.
+
+    With `only_health` it serves health checks and metrics only.
+    """
     from oraculo.api.app import create_app  # here, so that a worker process and `doctor` load without FastAPI
     from oraculo.engine.starting import Starting
 
@@ -333,7 +340,7 @@ def make_app(system: System, *, workers: Sequence[App] = (), only_health: bool =
 
     @asynccontextmanager
     async def lifespan(_app: "FastAPI") -> AsyncIterator[None]:
-        """Workers stop first: what they still answer has an engine to go to."""
+        """Stop the workers before the engine, which takes their last answers."""
         try:
             await starting.begin()
             yield
@@ -352,7 +359,7 @@ def make_app(system: System, *, workers: Sequence[App] = (), only_health: bool =
 def make_worker(
     app: App, broker: FullBroker, settings: Settings, clock: Clock, objects: Objects | None = None
 ) -> Worker:
-    """It uses `objects` only when their URL is set: only then does the orchestrator count on workers that do."""
+    """Return a worker. It uses `objects` only when their URL is set, as the engine expects."""
     return Worker(
         app,
         broker,
@@ -376,8 +383,10 @@ def _not_installed(variable: str, scheme: str, extra: str, error: ModuleNotFound
 
 
 def collect_garbage_less_often() -> None:
-    """For a process that serves: batches make thousands of short-lived objects and hardly a cycle, and Python's default
-    looks for cycles after every 700 of them. Measured: a fifth of the time of a run."""
+    """Raise the thresholds of the garbage collector, which took a fifth of a run's time.
+
+    Batches make thousands of short-lived objects and hardly a cycle.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)

@@ -1,4 +1,4 @@
-"""`celery -A oraculo.celery_app worker`: the Celery app `orquestrador_core`.
+"""The Celery app `orquestrador_core`, for `celery -A oraculo.celery_app worker`.
 
 Its tasks start runs for any Celery client. With `ORACULO_CELERY_APPS=module:app` its workers also run the handlers of
 these worker apps; `oraculo worker module:app --engine celery` does so for one app.
@@ -39,7 +39,7 @@ def load_apps(settings: Settings) -> list[App]:
 
 def _load_app(target: str) -> App:
     here = str(Path.cwd())
-    if here not in sys.path:  # Celery itself looks there only for what -A names
+    if here not in sys.path:  # Celery imports from the current folder only what -A names
         sys.path.insert(0, here)
     try:
         found = symbol_by_name(target)
@@ -51,7 +51,7 @@ def _load_app(target: str) -> App:
 
 
 def __getattr__(name: str) -> Any:
-    """Make `app` when it is first asked for: `oraculo worker --engine celery` makes an app of its own."""
+    """Make `app` at its first use: `oraculo worker --engine celery` imports this module and makes another app."""
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

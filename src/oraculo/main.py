@@ -1,8 +1,8 @@
-"""`uvicorn oraculo.main:app`: the API and the engine, with the settings of oraculo.toml and the environment."""
+"""The app for `uvicorn oraculo.main:app`: the API and the engine."""
 
 import sys
 
-import click  # which uvicorn's command line is made with
+import click  # uvicorn's command line uses it
 from fastapi import FastAPI
 
 from oraculo.api.server import bind_every_server_of
@@ -26,8 +26,10 @@ def _app() -> FastAPI:
 
 
 def _host() -> str | None:
-    """Return the `--host` of uvicorn's command line. Under other servers nobody knows it yet: there the API itself
-    refuses each call that comes from another machine."""
+    """Return the `--host` of uvicorn's command line; None under other servers.
+
+    There the API itself refuses calls from other machines when it has no keys.
+    """
     context = click.get_current_context(silent=True)
     return context.params.get("host") if context else None
 

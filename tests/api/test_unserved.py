@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from oraculo.api.unserved import ToldToAskAgain
+from oraculo.api.unserved import AnswersUnserved
 from oraculo.engine.operations import LARGE_REQUEST
 from oraculo.errors import NO_THREAD
 from tests.api.service import Service
@@ -35,7 +35,7 @@ class Cut:
         raise AssertionError
 
     async def ends(self, *, is_stopping: bool) -> None:
-        await self.cut(ToldToAskAgain(self, is_stopping=lambda: is_stopping))
+        await self.cut(AnswersUnserved(self, is_stopping=lambda: is_stopping))
 
     async def cut(self, app: Any) -> None:
         task = asyncio.create_task(app(self.scope, self.receive, self.send))
@@ -110,4 +110,4 @@ async def test_an_error_behind_the_beginning_of_a_reply_keeps_its_name() -> None
 
     cut = Cut("GET")
     with pytest.raises(RuntimeError, match=NO_THREAD):
-        await ToldToAskAgain(fail, is_stopping=lambda: False)(cut.scope, cut.receive, cut.send)
+        await AnswersUnserved(fail, is_stopping=lambda: False)(cut.scope, cut.receive, cut.send)

@@ -226,7 +226,7 @@ def test_each_record_is_told_at_its_level(record: Record, level: str) -> None:
 
 
 def test_every_kind_of_record_has_words() -> None:
-    assert set(logs._TELLINGS) == set(Record.__subclasses__()) - {HistoryAdded}
+    assert set(logs._LINES) == set(Record.__subclasses__()) - {HistoryAdded}
 
 
 def test_a_records_run_is_its_correlation_id_and_what_is_none_is_left_out() -> None:

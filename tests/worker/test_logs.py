@@ -88,7 +88,7 @@ class Failing:
         except (ValueError, DoNotRetry, ExceptionGroup) as error:
             with structlog.testing.capture_logs() as lines:
                 on_purpose = isinstance(error, DoNotRetry)
-                self._log.tell(WorkerLog(tarefa="t"), "h", error, describe(error), on_purpose=on_purpose)
+                self._log.log(WorkerLog(tarefa="t"), "h", error, describe(error), on_purpose=on_purpose)
         (line,) = lines
         assert (line["event"], line["log_level"], line["tarefa"]) == ("handler failed", "error", "t")
         return dict(line)

@@ -15,7 +15,7 @@ from oraculo.api.openapi import DESCRIPTION, TITLE, document_of
 from oraculo.api.paths import ExactPaths, HeadAsGet
 from oraculo.api.problems import install_problems
 from oraculo.api.replies import room_for_replies
-from oraculo.api.unserved import ToldToAskAgain
+from oraculo.api.unserved import AnswersUnserved
 from oraculo.engine.operations import Operations
 from oraculo.engine.service import Engine
 from oraculo.settings import Settings
@@ -33,17 +33,17 @@ def create_app(
     lifespan: Lifespan | None = None,
     only_health: bool = False,
 ) -> FastAPI:
-    """Without a `lifespan` the application starts and stops the engine with itself."""
+    """Make the application. Without a `lifespan` it starts and stops the engine with itself."""
     app = FastAPI(
         title=TITLE,
         version=__version__,
         description=DESCRIPTION,
         lifespan=lifespan or _lifespan_of(engine),
-        docs_url=None,  # FastAPI's own page loads its scripts from another host; `docs_page` brings them along
+        docs_url=None,  # FastAPI's page loads its scripts from another host; `docs_page` serves them from here
         swagger_ui_oauth2_redirect_url=None,
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,  # clients made from the document get these names
-        # A redirect would be made of a path whose encoded slashes are marked; a wrong address is told as one.
+        # A redirect would show the mark that `paths` puts in the place of encoded slashes.
         redirect_slashes=False,
     )
     largest = max(settings.limits.request_bytes, settings.limits.payload_bytes)
@@ -59,7 +59,7 @@ def create_app(
         app.add_middleware(ApiKeys, keys=settings.api.keys)
     app.add_middleware(Doors, is_locked=bool(settings.api.keys) or settings.api.insecure)
     app.add_middleware(HeadAsGet)
-    app.add_middleware(ToldToAskAgain, is_stopping=lambda: not engine.accepting)
+    app.add_middleware(AnswersUnserved, is_stopping=lambda: not engine.accepting)
     app.openapi = document_of(app, with_keys=bool(settings.api.keys))  # type: ignore[method-assign]
     return app
 

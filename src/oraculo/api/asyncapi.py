@@ -1,4 +1,4 @@
-"""The queues and messages as an AsyncAPI document, made from the pipelines that there are when it is asked for."""
+"""The route of the AsyncAPI document, made from the pipelines that exist at the call."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -17,7 +17,7 @@ from oraculo.settings import Settings
 
 router = APIRouter(tags=["filas"], default_response_class=Response)
 
-# What a message asks for and what a run answers are the same as over HTTP; the last is part of the second.
+# Messages share these schemas with HTTP. The aggregate refers to the last one.
 _SCHEMAS = ("Pedido", "Agregado", "Resumo")
 
 
@@ -29,7 +29,7 @@ _SCHEMAS = ("Pedido", "Agregado", "Resumo")
 )
 async def show_asyncapi(shared: Shared) -> Response:
     definitions = [definition for definition, _ in shared.operations.pipelines()]
-    # There may be 100,000 steps, and the engine has other things to do.
+    # In a thread: a document of 100,000 steps would hold up the event loop.
     return await handed_over(None, lambda: json_reply(document_of(shared.settings, definitions)))
 
 

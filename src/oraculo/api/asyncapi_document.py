@@ -1,7 +1,6 @@
 """The AsyncAPI 3 document: the queues, the messages on them, and what ORÁCULO does with each.
 
-Made anew from the pipelines and routes that there are, so that it tells of the system as it is now. What a run asks for
-and what it answers are the API's own schemas, which the caller hands in.
+It is built from the present pipelines and routes. The caller passes the API's schemas of requests and aggregates.
 """
 
 import re
@@ -26,13 +25,13 @@ _ANSWERS = (naming.COLLECTED, naming.EXECUTED, naming.PROGRESS)
 _REPLY_CHANNEL = "resposta"
 _DESCRIPTION = """\
 Orchestrates work that many services do together, over plain JSON messages. Every message is one JSON object with the
-same envelope; `tipo_evento` tells which it is, and `correlation_id` which run it belongs to.
+same envelope; `tipo_evento` names it, and `correlation_id` names its run.
 
 To take part, a worker in any language reads the queue of its name, does what the command's `payload` asks, and
 publishes to `{answers}` with the same `correlation_id`, and `tarefa` where it can. A message leaves its queue only
 after it was handled; one that cannot be is never dropped: it goes to `<queue>.dlq`, with the reason.
 
-Operations are told from ORÁCULO's side: it receives requests and answers, and sends commands and aggregates."""
+Operations are named from ORÁCULO's side: it receives requests and answers, and sends commands and aggregates."""
 
 
 def asyncapi_document(
@@ -44,7 +43,7 @@ def asyncapi_document(
     pipelines: Iterable[Definition],
     schemas: Mapping[str, Object],
 ) -> Object:
-    """`schemas`: `Pedido` and `Agregado`, and those that they refer to as `#/components/schemas/…`."""
+    """Return the document. `schemas` has `Pedido`, `Agregado` and every schema that they refer to."""
     names, brokers = QueueNames(prefix), _read_brokers(broker_urls)
     destinations = _destinations(routes, pipelines)
     writer = _Writer(names, brokers, _free_name(_REPLY_CHANNEL, destinations))
@@ -64,7 +63,7 @@ def asyncapi_document(
 
 
 class _BrokerKind(NamedTuple):
-    """What it is called, and how a queue lies on it."""
+    """A kind of broker: its name, its protocol, and its form of a queue."""
 
     name: str
     protocol: str
@@ -111,7 +110,7 @@ class _Broker(NamedTuple):
 
 
 def _read_brokers(urls: Iterable[str]) -> list[_Broker]:
-    """Those that others can reach: `memory://` is inside one process. Each has the name that `GET /filas` tells."""
+    """Return the brokers that other processes can reach, with the names that `GET /filas` uses."""
     clusters = [[urlsplit(node) for node in node_urls(url)] for url in urls]
     found = [(_BROKER_KINDS[nodes[0].scheme], nodes) for nodes in clusters if nodes[0].scheme in _BROKER_KINDS]
     names = numbered([kind.name for kind, _ in found])
@@ -119,7 +118,7 @@ def _read_brokers(urls: Iterable[str]) -> list[_Broker]:
 
 
 def _read_broker(name: str, kind: _BrokerKind, nodes: Sequence[SplitResult]) -> _Broker:
-    """Nothing of the user, the password and the query: they are not for those who read the document."""
+    """Return the broker without user, password and query, which readers of the document must not see."""
     first = nodes[0]
     return _Broker(
         name,
@@ -139,8 +138,7 @@ def _host(parts: SplitResult) -> str:
 
 
 def _is_odd(parts: SplitResult) -> bool:
-    """An `@` behind the host means that a password was not percent-encoded, and a part of it stands where port and path
-    should."""
+    """Return whether the URL has an `@` after the host: then a part of an unencoded password stands in port or path."""
     return "@" in parts.path + parts.query + parts.fragment
 
 
@@ -151,7 +149,7 @@ def _server(broker: _Broker) -> Object:
         "description": broker.kind.layout + (" Over TLS." if broker.is_secure else "") + _other_nodes(broker),
     }
     if broker.path:
-        server["pathname"] = "/" + quote(broker.path, safe="/%")  # braces would be taken for a variable
+        server["pathname"] = "/" + quote(broker.path, safe="/%")  # AsyncAPI takes braces for a variable
     return server | ({"security": [{"type": "userPassword"}]} if broker.has_password else {})
 
 
@@ -163,7 +161,7 @@ def _other_nodes(broker: _Broker) -> str:
 
 
 class _Uses:
-    """The routes and steps that send to one queue, in words; past a number of them only how many more."""
+    """A list of the routes and steps that send to one queue; past a limit only their number."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -198,7 +196,7 @@ def _destinations(routes: Mapping[str, Sequence[str]], pipelines: Iterable[Defin
 
 
 def _config(step: Step) -> str:
-    """Its text as it is: a number that Python cannot hold is shown too."""
+    """Return the step's config as it was written: it may hold a number that Python cannot."""
     text = bytes(step.config).decode()
     if not text:
         return ""
@@ -206,7 +204,7 @@ def _config(step: Step) -> str:
 
 
 def _code(text: str) -> str:
-    """In CommonMark, whatever is in it."""
+    """Return the text as code in CommonMark, backticks included."""
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}{text}{fence}" if len(fence) == 1 else f"{fence} {text} {fence}"
 
@@ -221,7 +219,7 @@ def _free_name(wish: str, taken: Mapping[str, object]) -> str:
 
 
 class _Writer:
-    """Channels are called by the queues' logical names, so that a reference stays what it is under another prefix."""
+    """The writer of channels and operations. Logical queue names keep references the same under any prefix."""
 
     def __init__(self, names: QueueNames, brokers: Sequence[_Broker], reply_channel: str) -> None:
         self._names = names
@@ -237,11 +235,13 @@ class _Writer:
             queue: self._queue(queue, [naming.command_event(queue)], f"Commands for {_code(queue)}. {uses}")
             for queue, uses in destinations.items()
         }
-        quarantines = {
-            naming.dlq_of(queue): self._queue(naming.dlq_of(queue), [DEAD_LETTER], f"The quarantine of {_code(queue)}.")
+        dead_letters = {
+            naming.dlq_of(queue): self._queue(
+                naming.dlq_of(queue), [DEAD_LETTER], f"The dead letters of {_code(queue)}."
+            )
             for queue in own | commands
         }
-        return own | commands | quarantines | {self._reply_channel: self._reply_queue()}
+        return own | commands | dead_letters | {self._reply_channel: self._reply_queue()}
 
     def _queue(self, queue: str, messages: Iterable[str], description: str) -> Object:
         address = self._names.physical(queue)
@@ -279,15 +279,15 @@ class _Writer:
             ),
         }
         commands = {f"comandar.{queue}": self._command(queue) for queue in destinations}
-        quarantines = {f"isolar.{queue}": self._dead_letters(queue) for queue in (naming.REQUESTS, naming.ANSWERS)}
-        return own | commands | quarantines | {f"reenviar.{queue}": self._redrive(queue) for queue in queues}
+        dead_letters = {f"isolar.{queue}": self._dead_letters(queue) for queue in (naming.REQUESTS, naming.ANSWERS)}
+        return own | commands | dead_letters | {f"reenviar.{queue}": self._redrive(queue) for queue in queues}
 
     def _command(self, queue: str) -> Object:
-        """The answer's queue is a fixed one: `responder_em` in the command names it."""
+        """Return the operation that sends commands. The reply has a fixed channel, although `responder_em` names it."""
         answers = _message_refs(naming.ANSWERS, [naming.answer_event(queue), naming.PROGRESS])
         reply = {"channel": ref("channels", naming.ANSWERS), "messages": answers}
-        told = f"Asks {_code(queue)} for one subtask of a run, and awaits the answer until `prazo`."
-        return self._send(queue, [naming.command_event(queue)], told) | {"reply": reply}
+        summary = f"Asks {_code(queue)} for one subtask of a run, and awaits the answer until `prazo`."
+        return self._send(queue, [naming.command_event(queue)], summary) | {"reply": reply}
 
     def _aggregate_reply(self) -> Object:
         where = "A logical name: the prefix is put before it." if self._names.prefix else "None given: no reply."
@@ -298,12 +298,14 @@ class _Writer:
         }
 
     def _dead_letters(self, queue: str) -> Object:
-        told = f"Sets apart what came on {_code(queue)} and could not be handled, with the reason."
-        return self._send(naming.dlq_of(queue), [DEAD_LETTER], told)
+        summary = f"Sets apart what came on {_code(queue)} and could not be handled, with the reason."
+        return self._send(naming.dlq_of(queue), [DEAD_LETTER], summary)
 
     def _redrive(self, queue: str) -> Object:
-        told = f"Takes dead letters out, back to {_code(queue)} or away, when `POST /filas/{queue}/dlq/reenviar` asks."
-        return self._receive(naming.dlq_of(queue), [DEAD_LETTER], told)
+        summary = (
+            f"Takes dead letters out, back to {_code(queue)} or away, when `POST /filas/{queue}/dlq/reenviar` asks."
+        )
+        return self._receive(naming.dlq_of(queue), [DEAD_LETTER], summary)
 
     def _send(self, channel: str, messages: Iterable[str], summary: str) -> Object:
         return self._operation("send", channel, messages, summary, {"deliveryMode": 2})
@@ -327,5 +329,5 @@ def _channel_messages(events: Iterable[str]) -> Object:
 
 
 def _message_refs(channel: str, events: Iterable[str]) -> list[Object]:
-    """Through the channel: an operation may use none that its channel has not."""
+    """Return references through the channel: AsyncAPI allows an operation only messages of its channel."""
     return [ref("channels", channel, "messages", event) for event in events]

@@ -9,12 +9,12 @@ from oraculo.wire.message import message_schema
 
 Object = dict[str, Any]
 
-DEAD_LETTER = "carta_morta"  # the message of the quarantines: no event, as it may be anything
+DEAD_LETTER = "carta_morta"  # the message of dead-letter queues: no event, because it may be anything
 
 
 def components(api_schemas: Mapping[str, Object]) -> Object:
-    """All that channels and operations refer to. `api_schemas` are those of a request and of an aggregate."""
-    messages = {event: _message(event, told) for event, told in _EVENTS.items()}
+    """Return the components of the document. `api_schemas` are those of a request and of an aggregate."""
+    messages = {event: _message(event, described) for event, described in _EVENTS.items()}
     return {
         "messages": {**messages, DEAD_LETTER: _DEAD_LETTER},
         "schemas": {"Mensagem": _envelope(), **_PAYLOADS, **dict(sorted(api_schemas.items()))},
@@ -38,8 +38,7 @@ _CORRELATION = {
 
 
 class _Event(NamedTuple):
-    """A `tipo_evento`: in words, the schema of its `payload`, payloads as they come, each with its name, and what else
-    is in their envelope."""
+    """A `tipo_evento`: its summary, the schema and named examples of its `payload`, and the rest of the envelope."""
 
     summary: str
     payload: Object
@@ -72,7 +71,7 @@ def _step_payload(fields: Mapping[str, Object]) -> Object:
 
 
 def _name_field(what: str) -> Object:
-    """Of any type: a worker's data may use the word for something else."""
+    """Return a field of any type: a worker's data may use the word for something else."""
     return {"description": f"{what}, for an answer without `tarefa` in the envelope."}
 
 
@@ -88,7 +87,7 @@ _PAYLOADS: Mapping[str, Object] = {
         "properties": {
             "status": {
                 "type": ["string", "null"],
-                "description": f"`ok` or `erro`; a failure may also be told as {_OTHER_FAILURE_WORDS}, in any case.",
+                "description": f"`ok` or `erro`; a failure may also be written as {_OTHER_FAILURE_WORDS}, in any case.",
                 "examples": ["ok", "erro"],
             },
             "dados": {"description": "What was collected."},
@@ -199,7 +198,7 @@ _EVENTS: Mapping[str, _Event] = {
 }
 _DEAD_LETTER: Object = {
     "name": DEAD_LETTER,
-    "summary": "A message in quarantine.",
+    "summary": "A dead letter.",
     "payload": {
         "description": "Exactly as it came: one that the queue may hold, or the very thing that is not valid. "
         "The reason travels beside it; `GET /filas/{fila}/dlq` shows both."
@@ -207,29 +206,29 @@ _DEAD_LETTER: Object = {
 }
 
 
-def _message(event: str, told: _Event) -> Object:
+def _message(event: str, described: _Event) -> Object:
     return {
         "name": event,
-        "summary": told.summary,
+        "summary": described.summary,
         "correlationId": ref("components", "correlationIds", "orquestracao"),
         "payload": {
             "type": "object",
             "allOf": [
                 _schema_ref("Mensagem"),
-                {"properties": {"tipo_evento": {"const": event}, "payload": told.payload}},
+                {"properties": {"tipo_evento": {"const": event}, "payload": described.payload}},
             ],
         },
-        "examples": [{"name": name, "payload": _example(event, told, name)} for name in told.examples],
+        "examples": [{"name": name, "payload": _example(event, described, name)} for name in described.examples],
     }
 
 
-def _example(event: str, told: _Event, name: str) -> Object:
+def _example(event: str, described: _Event, name: str) -> Object:
     return {
         "correlation_id": "abc123",
         "tipo_evento": event,
-        "payload": told.examples[name],
+        "payload": described.examples[name],
         "timestamp": "2025-10-14T12:00:00Z",
-        **told.envelope,
+        **described.envelope,
     }
 
 

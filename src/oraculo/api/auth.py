@@ -1,4 +1,4 @@
-"""API keys: when some are set, every call has to bring one whose role allows it, but for health checks and pages."""
+"""API keys: when some are set, every call needs one with the right role, except health checks and pages."""
 
 import asyncio
 import hmac
@@ -17,14 +17,14 @@ from oraculo.settings import KeyRole, read_key
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 OPEN_PATHS = frozenset({"/health", "/health/ready"})
-_PAGES = re.compile("/|/docs|/swagger/.*")  # they ask for a key, and hold nothing that needs one
+_PAGES = re.compile("/|/docs|/swagger/.*")  # they hold nothing secret; the page asks its reader for a key
 WRONG_KEY_PAUSE = 1.0  # seconds before a wrong key is refused: guessing takes long
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="oraculo"'}
 _DETAIL = "This call needs an API key: send `Authorization: Bearer KEY` or `X-API-Key: KEY`."
 
 
 def role_needed(method: str, path: str) -> KeyRole:
-    """Return the least role that may make a call. A call that is not known here needs the most."""
+    """Return the least role that may make a call. Unknown calls need an admin's key."""
     if method in SAFE_METHODS:
         return KeyRole.READER
     is_operators = path == RUNS or path.startswith((f"{RUNS}/", f"{QUEUES}/"))
@@ -32,14 +32,14 @@ def role_needed(method: str, path: str) -> KeyRole:
 
 
 class ApiKeys:
-    """Refuses calls without a key that is known (401), and those that the key's role does not allow (403)."""
+    """Middleware that refuses calls without a known key (401), and calls that the key's role does not allow (403)."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
         self._roles = [(key.encode(), role) for role, key in map(read_key, keys)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # As the routes see it: behind a prefix that a proxy was given (`--root-path`), if any.
+        # The path without the prefix of a proxy (`--root-path`), as the routes see it.
         if scope["type"] != "http" or (path := get_route_path(scope)) in OPEN_PATHS or _PAGES.fullmatch(path):
             await self._app(scope, receive, send)
             return
@@ -61,7 +61,7 @@ class ApiKeys:
             raise HTTPException(403, f"This call needs a key with the role {needed}; the key's role is {role}.")
 
     def _role_of(self, given: bytes) -> KeyRole | None:
-        # Every key is compared, in constant time each: how long it takes tells nothing of which came close.
+        # Every key is compared, each in constant time, so that the time betrays no key.
         found = [role for key, role in self._roles if hmac.compare_digest(given, key)]
         return found[0] if found else None
 
@@ -69,5 +69,5 @@ class ApiKeys:
 def _given_key(headers: Headers) -> bytes:
     scheme, _, token = headers.get("authorization", "").partition(" ")
     key = token if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-    # Header values are latin-1 to Starlette: these are the bytes that were sent.
+    # Starlette decodes headers as latin-1: this gives back the bytes that were sent.
     return key.strip(BLANKS).encode("latin-1")

@@ -1,4 +1,4 @@
-"""Request bodies: read within a limit, never more of them held than that, and of a kind that can be read."""
+"""Request bodies: their limits of size, time and memory, and the content types that are accepted."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -17,14 +17,13 @@ _PATIENCE = 30.0  # seconds for the next piece of a body
 
 
 def room_for_bodies(largest: int) -> Room:
-    """Return the room for all bodies that are being read: those that stay half sent cannot take all the memory."""
+    """Return the room for all bodies being read, so that half-sent ones cannot fill the memory."""
     return Room(_AT_ONCE * largest, "Too many large requests are being read; send it again in a moment.")
 
 
 async def read_body(request: Request, limit: int, room: Room) -> bytes:
-    """Raises PayloadTooLarge as soon as the length is known to pass the limit, 408 when the rest does not come, and 503
-    when the server stops and has waited long enough for it: it cancels who still waits, and would call that an error of
-    ours."""
+    """Read a body. Raises PayloadTooLarge, 408 when the rest does not come, and 503 when there is no room or the server
+    stops."""
     declared = _declared_length(request)
     if declared > limit:
         raise PayloadTooLarge("request", declared, limit)
@@ -57,8 +56,10 @@ async def _read(request: Request, limit: int, grow: Callable[[int], None]) -> by
 
 
 def expect_kind(headers: Mapping[str, str], kinds: frozenset[str]) -> None:
-    """Raise 415 when a body is of another kind, of none, or packed. A kind that is given must be right though the body
-    is empty: a form without fields has one."""
+    """Raise 415 for a body of another type, of none, or compressed.
+
+    A type must be right even where the body is empty: a browser's form without fields sends one.
+    """
     coding = headers.get("content-encoding", "").strip().lower()
     if coding not in ("", "identity"):
         detail = f"The body must not be packed; got the Content-Encoding {coding}."

@@ -1,4 +1,4 @@
-"""What every route works with, kept in the application's state."""
+"""The objects that every route needs, from the application's state."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -32,7 +32,7 @@ async def _operations(request: Request) -> Operations:
 
 
 async def _no_webhook(request: Request) -> None:
-    """A run whose webhook opens it again, or another that does the same, would never end."""
+    """Raise Conflict for a call with a webhook's headers: a run that its own webhook reopens would never end."""
     if ID_HEADER in request.headers:
         raise Conflict(f"This call has the header {ID_HEADER} of a webhook, and no webhook may change a run.")
 

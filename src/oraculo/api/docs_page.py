@@ -1,6 +1,6 @@
-"""The page that shows the OpenAPI document, with scripts of our own; where there are keys, it asks for one.
+"""The page that shows the OpenAPI document, with its scripts. Where there are keys, it asks for one.
 
-Its addresses are relative: a proxy may put it under another host, scheme or path, and need not tell us.
+Its addresses are relative, so that it works behind a proxy with another host, scheme or path.
 """
 
 from importlib.resources import files

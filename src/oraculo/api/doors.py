@@ -1,8 +1,8 @@
-"""The rules for every request before keys and routes are looked at: where it may come from and what it may carry.
+"""The checks of every request before keys and routes: its origin, its host, and the type of its body.
 
-A browser sends requests to this machine for any page that its user visits. Three things give such a request away: the
-browser's own word (`Sec-Fetch-Site`), the page's `Origin`, and a `Host` that is no name of this machine. And a page
-can send a body only as a form or as plain text, unless the server allows more, which this one never does.
+A browser sends requests to this machine for any page that its user visits. Three headers betray such a request:
+`Sec-Fetch-Site`, the page's `Origin`, and a `Host` that is no name of this machine. A foreign page can send a body only
+as a form or as plain text, because this server never allows more.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from oraculo.api.paths import PIPELINES
 from oraculo.api.problems import http_problem
 from oraculo.core.loopback import is_loopback
 
-# A page has scripts, styles and images of this server only, sends to it only, and is shown inside no other.
+# Pages load from this server only, send to it only, and no other page may frame them.
 _OF_PAGES = {
     "X-Frame-Options": "DENY",
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -42,10 +42,10 @@ _NO_KEYS = (
 
 
 class Doors:
-    """Refuses what a foreign web page may have sent, and bounds what the pages of this server may load and send."""
+    """Middleware that refuses requests of foreign web pages, and restricts what this server's own pages may load."""
 
     def __init__(self, app: ASGIApp, *, is_locked: bool) -> None:
-        """`is_locked`: there are keys, or others guard the server, as `insecure` says."""
+        """Make the middleware. `is_locked`: the server has keys, or `insecure` says that a proxy guards it."""
         self._app = app
         self._is_locked = is_locked
 

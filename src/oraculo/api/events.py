@@ -1,4 +1,4 @@
-"""A run's history: as a page of JSON, or live as server-sent events."""
+"""The route of a run's history: a page of JSON, or a live stream of server-sent events."""
 
 import asyncio
 import logging
@@ -71,9 +71,10 @@ async def show_history(
 
 
 async def _live(operations: Operations, run_id: str, plan: Plan, after: int) -> AsyncGenerator[bytes, None]:
-    """The history as it grows. An error, or the server's stop, ends the stream without `fim`: the client comes back
-    with `Last-Event-ID`. Of the run it has no more than that: many may follow one that has hundreds of megabytes of
-    results, for as long as it lasts, and all of them see its end at the same moment."""
+    """Yield the history as it grows. An error or a stop of the server ends it without `fim`; the client reconnects.
+
+    `fim` has only the status: many may follow a run whose aggregate has hundreds of megabytes.
+    """
     try:
         source = operations.follow(run_id, after)
         assert isinstance(source, AsyncGenerator), "closing it gives back the watch that it holds"
@@ -94,7 +95,7 @@ def _event(plan: Plan, entry: HistoryEntry) -> bytes:
 
 
 async def _with_pauses(entries: AsyncIterator[HistoryEntry]) -> AsyncGenerator[HistoryEntry | None, None]:
-    """The entries, and None whenever none came for a while."""
+    """Yield the entries, and None after each silence of KEEP_ALIVE seconds."""
     while True:
         coming = asyncio.ensure_future(_next(entries))
         coming.add_done_callback(_heard)
@@ -111,7 +112,7 @@ async def _with_pauses(entries: AsyncIterator[HistoryEntry]) -> AsyncGenerator[H
 
 
 def _heard(coming: "asyncio.Task[HistoryEntry | None]") -> None:
-    """A fault that comes while the stream ends concerns nobody any more; asyncio would complain that none heard it."""
+    """Read the exception of a task that ends with the stream: asyncio would log it as never retrieved."""
     if not coming.cancelled():
         coming.exception()
 
@@ -121,7 +122,7 @@ async def _next(entries: AsyncIterator[HistoryEntry]) -> HistoryEntry | None:
 
 
 class EventStream(EventSourceResponse):
-    """A stream that ends, and gives back what it holds, as soon as its reader is gone, not at the next write."""
+    """A stream that ends as soon as its reader is gone, not at the next write."""
 
     body_iterator: AsyncGenerator[bytes, None]
 

@@ -1,4 +1,4 @@
-"""For whoever watches over the process: alive, able to take work, metrics."""
+"""The routes for monitoring: alive, ready, metrics."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -52,8 +52,9 @@ async def show_metrics(shared: Shared) -> Response:
 
 
 async def _look_at_queues(operations: Operations, metrics: Metrics) -> None:
-    """Without an answer there are no numbers: old ones would look like new. Nor is there one of dead letters that lacks
-    those of a broker which is away: they wait for it, while its commands are sent again by another and counted there.
+    """Set the gauges of queues and brokers. Without an answer there are none: old numbers would look new.
+
+    The gauge of dead letters is left out while one of several brokers is away, because it cannot count its own.
     """
     before = operations.brokers()
     states: Sequence[QueueState] = ()
@@ -61,19 +62,19 @@ async def _look_at_queues(operations: Operations, metrics: Metrics) -> None:
         async with asyncio.timeout(_SCRAPE_PATIENCE):
             states = await operations.queues()
     named = [msgspec.structs.replace(state, queue=operations.queue_name(state)) for state in states]
-    links = operations.brokers()
-    # The only one is asked though it has trouble: it may be full, say, and tell all the same.
-    all_told = len(links) == 1 or all(link.trouble is None for link in (*before, *links))
-    metrics.set_brokers(links)
-    metrics.set_queues(named, operations.own_queues(), knows_dead_letters=all_told)
+    brokers = operations.brokers()
+    # A single broker counts even with trouble: it may be full, and answer all the same.
+    is_complete = len(brokers) == 1 or all(broker.trouble is None for broker in (*before, *brokers))
+    metrics.set_brokers(brokers)
+    metrics.set_queues(named, operations.own_queues(), knows_dead_letters=is_complete)
 
 
 async def _look_at_store(operations: Operations, metrics: Metrics) -> None:
     engines: int | None = None
     census: Mapping[RunStatus, int] | None = None
-    with suppress(OraculoError, TimeoutError):  # the counters are worth having without it
+    with suppress(OraculoError, TimeoutError):  # the counters are useful without the store
         async with asyncio.timeout(_SCRAPE_PATIENCE):
             engines = len(await operations.engines())
             census = await operations.census()
-    metrics.set_engines(engines)  # at last: another who asks just now has what was known before
+    metrics.set_engines(engines)  # last, so that a scrape at the same time sees the numbers before
     metrics.set_census(census)

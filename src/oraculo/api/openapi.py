@@ -1,4 +1,4 @@
-"""The OpenAPI document: the answers that routes declare, and what FastAPI cannot know by itself."""
+"""The OpenAPI document: helpers for the answers of routes, and what FastAPI cannot add by itself."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -40,7 +40,7 @@ _PROBLEMS = {
     "`Retry-After` seconds.",
 }
 _SUPPOSED = "HTTPValidationError"
-# Under whatever path a proxy puts it.
+# Relative, for any path that a proxy adds.
 _SERVERS: list[dict[str, str | Any]] = [{"url": ".", "description": "where this document is"}]
 _SECURITY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
@@ -76,13 +76,13 @@ steps:
 
 
 def reply(description: str, schema: str | None = None, **more: Any) -> dict[str, Any]:
-    """A successful answer, for a route's `responses`."""
+    """Return a successful answer, for a route's `responses`."""
     content = {"content": {"application/json": {"schema": ref(schema)}}} if schema else {}
     return {"description": description, **content, **more}
 
 
 def problems(*statuses: int) -> Responses:
-    """The refusals of a route; 503 is always one of them."""
+    """Return the refusals of a route, always with 503."""
     content = {PROBLEM_JSON: {"schema": ref("Problema")}}
     answers: Responses = {status: {"description": _PROBLEMS[status], "content": content} for status in (*statuses, 503)}
     for status in answers.keys() & {429, 503}:
@@ -95,7 +95,7 @@ def header(name: str, description: str) -> dict[str, Any]:
 
 
 def json_body(schema: str, *, required: bool = True, **more: Any) -> dict[str, Any]:
-    """A body that the route reads by itself, for its `openapi_extra`."""
+    """Return a body that the route reads by itself, for its `openapi_extra`."""
     return {"requestBody": {"required": required, "content": {"application/json": {"schema": ref(schema), **more}}}}
 
 
@@ -104,7 +104,7 @@ def header_parameter(name: str, description: str) -> dict[str, Any]:
 
 
 def document_of(app: FastAPI, *, with_keys: bool) -> Callable[[], dict[str, Any]]:
-    """For `app.openapi`: made once, when it is first asked for."""
+    """Return the function for `app.openapi`, which makes the document at the first call."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -136,7 +136,7 @@ def _document(app: FastAPI, with_keys: bool) -> dict[str, Any]:
 
 
 def _without_supposed_refusals(document: dict[str, Any], schemas: dict[str, Schema]) -> None:
-    """FastAPI supposes a 422 of its own, with a schema of its own, wherever there is a parameter."""
+    """Remove the 422 that FastAPI adds, with a schema of its own, to every route with a parameter."""
     for operations in document["paths"].values():
         for operation in operations.values():
             if _SUPPOSED in str(operation["responses"].get("422")):

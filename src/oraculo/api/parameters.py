@@ -15,11 +15,11 @@ from oraculo.pipeline.definition import MAX_FAULTS
 from oraculo.wire.timestamps import from_iso
 
 _MAX_SEQ = 2**31 - 1
-BLANKS = " \t"  # that may stand around the value of a header; no others, for they may be bytes of a letter
+BLANKS = " \t"  # around the value of a header; other blanks of latin-1 may be bytes of UTF-8
 
 
 def _none_if_empty(value: Any) -> Any:
-    """A form sends what was left empty as `?status=`: that is not given."""
+    """Return None for an empty parameter, as forms send it (`?status=`)."""
     return None if value == "" else value
 
 
@@ -30,8 +30,10 @@ def _without_nul(value: str) -> str:
 
 
 def when_empty(default: int) -> BeforeValidator:
-    """As `WhenGiven`, for a parameter that always has a value. It stands behind the bounds of that value: what comes
-    behind a validator is checked, but is not in the OpenAPI document."""
+    """Return a validator that replaces an empty parameter by its default.
+
+    Write it after the bounds: FastAPI leaves bounds after a validator out of the OpenAPI document.
+    """
     return BeforeValidator(lambda value: default if value == "" else value)
 
 
@@ -50,7 +52,7 @@ def _moment(value: str) -> str:
 
 
 def _each_listed(value: Any) -> Any:
-    """Take `status=a,b` for `status=a&status=b`, and what was left empty for nothing."""
+    """Read `status=a,b` as `status=a&status=b`, and drop empty values."""
     if not isinstance(value, list):
         return value
     return [part for text in value for part in (text.split(",") if isinstance(text, str) else [text]) if part != ""]
@@ -68,7 +70,7 @@ Cursor = Annotated[_Mark | None, WhenGiven, Query(description="`cursor` of the p
 
 
 def _existing(value: str) -> str:
-    """No id holds a NUL, and not every store can be asked for one."""
+    """Raise NotFound for a NUL: no id holds one, and not every store accepts one."""
     if "\0" in value:
         raise NotFound("there is nothing whose name holds a NUL character")
     return value

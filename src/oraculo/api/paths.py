@@ -1,7 +1,7 @@
-"""The paths of the API, and what is done to a request before it is routed: ids that hold a slash, and HEAD.
+"""The paths of the API, and the middleware for ids with a slash and for HEAD.
 
-A server decodes `%2F` to `/` before a route sees the path, and an id may hold a `/`: the run `a/eventos` would be taken
-for the events of the run `a`. So an encoded slash is kept apart from a real one until the path was matched.
+Servers decode `%2F` to `/` before a route sees the path, and an id may hold a `/`. The run `a/eventos` would be taken
+for the events of the run `a`. So an encoded slash is marked until the path was matched.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# Half a surrogate pair: no decoding of UTF-8 gives one, so it cannot be part of a path.
+# Half a surrogate pair: decoded UTF-8 never holds one, so no path does.
 _ENCODED_SLASH = "\udc2f"
 _ESCAPE = re.compile("%2f", re.IGNORECASE)
 
@@ -29,8 +29,7 @@ class SegmentConvertor(Convertor[str]):
 
 
 class RunConvertor(SegmentConvertor):
-    """A run's id. Its slashes may be written plainly too, unless what follows one is a word of ours at the end, or
-    `resultados/` and a task."""
+    """A run's id. It may hold plain slashes, unless a path of a run follows one, such as `/eventos`."""
 
     regex = r"(?:(?!/(?:eventos|explicacao|cancelar|repetir|resultados/[^/]+)\Z)[\s\S])+"
 
@@ -47,7 +46,7 @@ DEAD_LETTERS = QUEUES + "/{fila:segment}/dlq"
 
 
 class ExactPaths:
-    """Marks the encoded slashes of a path for the convertors above."""
+    """Middleware that marks encoded slashes for the convertors above."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -64,7 +63,7 @@ def _marked(raw: str) -> str:
 
 
 class HeadAsGet:
-    """Answers HEAD with what GET would answer, without the body."""
+    """Middleware that answers HEAD as GET, without the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -82,7 +81,7 @@ class HeadAsGet:
                 answered.set()
 
         async def leave_when_answered() -> Message:
-            await answered.wait()  # a stream of events has no end of its own: for HEAD its reader is gone by now
+            await answered.wait()  # a live stream has no end of its own: its reader counts as gone now
             return {"type": "http.disconnect"}
 
         await self._app({**scope, "method": "GET"}, leave_when_answered, send_head)

@@ -1,4 +1,4 @@
-"""Pipelines: the definitions that a run may name."""
+"""The routes of pipelines: list, show, put and delete definitions."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""Headers that ask for something: how long to wait, which kind of answer."""
+"""The headers `Prefer` and `Accept`: how long to wait, and which kind of answer."""
 
 import math
 import re
@@ -8,14 +8,13 @@ EVENT_STREAM = "text/event-stream"
 
 _WAIT = re.compile(r'wait\s*(?:=\s*"?([0-9]*)"?)?', re.IGNORECASE)
 _MOST_DIGITS = 9
-DEFAULT_WAIT = 30.0  # seconds, of a `Prefer: wait` that does not say how many
+DEFAULT_WAIT = 30.0  # seconds, for `Prefer: wait` without a number
 
 
 def wait_of(prefer: Iterable[str], longest: float) -> float | None:
-    """The seconds of `Prefer: wait=N` (RFC 7240), at most `longest`; None when it is not asked for.
+    """Return the seconds of `Prefer: wait=N` (RFC 7240), at most `longest`; None without it.
 
-    As the RFC has it, what is not understood is ignored, a bad N too, and the first of several counts. An empty N is
-    none: then it is for us to choose.
+    The first of several counts, and a bad N is ignored, as the RFC says. Without N it is DEFAULT_WAIT.
     """
     for preference in ",".join(prefer).split(","):
         found = _WAIT.fullmatch(preference.partition(";")[0].strip())
@@ -35,7 +34,7 @@ def applied(wait: float | None) -> dict[str, str]:
 
 
 def wants_events(accept: str) -> bool:
-    """Whether `Accept` names the event stream, and does not rank it behind JSON."""
+    """Return whether `Accept` names the event stream, and ranks it no lower than JSON."""
     ranks = dict(map(_media_range, accept.split(",")))
     stream = ranks.get(EVENT_STREAM, 0.0)
     return stream > 0 and stream >= ranks.get("application/json", 0.0)

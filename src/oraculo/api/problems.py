@@ -1,4 +1,4 @@
-"""Every error as `application/problem+json` (RFC 9457): the one place that knows which error has which status."""
+"""Errors as `application/problem+json` (RFC 9457), and the status of each error class."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ RETRY_SECONDS = "1"
 
 _logger = logging.getLogger("oraculo.api")
 _METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
-# The first class that an error is an instance of decides; the last line is for what nobody foresaw.
+# The first class that matches decides; the last line is for unforeseen errors.
 _KINDS: Sequence[tuple[type[Exception], int, str, str]] = (
     (InvalidJson, 400, "invalid-json", "The body is not acceptable JSON"),
     (InvalidRequest, 422, "invalid-request", "The request breaks a rule"),
@@ -72,7 +72,7 @@ class Problem(msgspec.Struct, omit_defaults=True):
 
 
 class FieldConflict(Exception):
-    """A conflict that one field of the request brought about: a 409 that names it."""
+    """A conflict over one field of the request: a 409 that names it."""
 
     def __init__(self, field: str, error: Conflict) -> None:
         super().__init__(str(error))
@@ -111,7 +111,7 @@ def _address(scope: Scope) -> str:
 def _encoded(problem: Problem) -> bytes:
     try:
         return msgspec.json.encode(problem)
-    except UnicodeEncodeError:  # a message that quotes half a surrogate pair: its reader gets a "?" for it
+    except UnicodeEncodeError:  # the message quotes half a surrogate pair, which becomes "?"
         return msgspec.json.encode(_readable(msgspec.to_builtins(problem)))
 
 
@@ -204,13 +204,13 @@ def _method_not_allowed(request: Request) -> Response:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Of all routes that have this path: Starlette's own `Allow` tells only of the first."""
+    """Return the methods of all routes with this path: Starlette's own `Allow` names those of the first only."""
     found = _methods_at(request.scope["path"], request)
     return sorted(found | ({"HEAD"} if "GET" in found else set()) | {"OPTIONS"})
 
 
 def _methods_at(path: str, request: Request) -> set[str]:
-    # Inside of what is mounted, `root_path` is longer by where that is.
+    # Inside a mount `root_path` includes the mount's path.
     root = request.scope.get("app_root_path", request.scope.get("root_path", ""))
     place = {"type": "http", "path": path, "root_path": root}
     return {
@@ -221,7 +221,7 @@ def _methods_at(path: str, request: Request) -> set[str]:
 
 
 def _takes(route: BaseRoute, method: str, scope: Scope) -> bool:
-    """A mount has whatever is below it; ours has files."""
+    """Return whether a route takes the method. The mounts here have files, which take GET only."""
     return route.matches(scope)[0] is Match.FULL and (method == "GET" or not isinstance(route, Mount))
 
 

@@ -1,4 +1,4 @@
-"""Queues and their dead letters."""
+"""The routes of queues and their dead letters."""
 
 import base64
 import codecs
@@ -39,11 +39,11 @@ _PAGE = 100
 async def list_queues(operations: Door) -> Response:
     states = sorted(await operations.queues(), key=operations.queue_name)
     queues = [_queue_view(operations.queue_name(state), state) for state in states]
-    return json_reply({"filas": queues, "brokers": [_broker_view(link) for link in operations.brokers()]})
+    return json_reply({"filas": queues, "brokers": [_broker_view(broker) for broker in operations.brokers()]})
 
 
-def _broker_view(link: BrokerStatus) -> dict[str, Any]:
-    return {"nome": link.name, "ok": link.trouble is None, "problema": link.trouble, "filas_surdas": link.deaf}
+def _broker_view(broker: BrokerStatus) -> dict[str, Any]:
+    return {"nome": broker.name, "ok": broker.trouble is None, "problema": broker.trouble, "filas_surdas": broker.deaf}
 
 
 def _queue_view(name: str, state: QueueState) -> dict[str, Any]:
@@ -78,12 +78,12 @@ async def list_dead_letters(operations: Door, fila: Queue, asked: Annotated[_Let
 async def _letters(operations: Operations, queue: str, limit: int, cursor: str | None) -> Sequence[DeadLetter]:
     try:
         return await operations.dead_letters(queue, limit=limit, after=cursor)
-    except NotAnId:  # only a broker knows what its ids look like
+    except NotAnId:  # each broker has ids of its own form
         raise InvalidRequest(Fault("cursor", "must be the `cursor` of a page before")) from None
 
 
 def _expect_name(queue: str) -> None:
-    """A name that no queue can have is not even asked for."""
+    """Raise NotFound for a name that no queue can have."""
     if not naming.is_name(queue):
         raise NotFound(f"there is no queue {naming.shown(queue)}")
 
@@ -116,7 +116,7 @@ def _letter_view(letter: DeadLetter) -> dict[str, Any]:
 
 
 def _moment(at: float) -> str | None:
-    """None: nobody told it, or it is no time, as of a plain client that gives milliseconds where AMQP has seconds."""
+    """Return the moment; None when it is unknown or impossible, as where a client wrote milliseconds for seconds."""
     try:
         return to_iso(at) if at > 0 else None
     except (ValueError, OverflowError):
@@ -124,7 +124,7 @@ def _moment(at: float) -> str | None:
 
 
 def _is_json(body: bytes) -> bool:
-    """Also that whoever reads the page of letters can read it."""
+    """Return whether the body is JSON that readers of the page can decode."""
     if is_too_deep(body, HANDED_ON_DEPTH):
         return False
     try:
@@ -145,7 +145,9 @@ def _envelope(letter: DeadLetter) -> _Envelope:
 
 def _text(letter: DeadLetter) -> str:
     try:
-        return _utf8_decoder().decode(letter.body, final=letter.cut_from is None)  # else it may end amid a character
+        return _utf8_decoder().decode(
+            letter.body, final=letter.cut_from is None
+        )  # a cut body may end inside a character
     except UnicodeDecodeError:
         return "base64:" + base64.b64encode(letter.body).decode()
 

@@ -1,4 +1,4 @@
-"""JSON answers, encoded by msgspec: payloads that are `msgspec.Raw` leave exactly as they came."""
+"""JSON answers, encoded by msgspec: `msgspec.Raw` payloads leave exactly as they came."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from oraculo.api.room import Room
 JSON = "application/json"
 PAGE_BYTES = 8 * 1024 * 1024  # of the items on one page of a list; a single larger one is a page by itself
 
-_PIECE = 256 * 1024  # bytes of a reply that are handed to the server at once; more once most of them have left
+_PIECE = 256 * 1024  # bytes of a reply that the server gets at once
 
 _encoder = msgspec.json.Encoder()
 
@@ -44,14 +44,14 @@ def page_of(items: Iterable[Any]) -> list[msgspec.Raw]:
 
 
 def room_for_replies(size: int) -> Room:
-    """Return the room for all replies that are being sent: clients that do not read cannot take all the memory."""
+    """Return the room for all replies being sent, so that clients that do not read cannot fill the memory."""
     return Room(size, "Too many large replies are being read by others; ask again in a moment.")
 
 
 class _Reply(Response):
-    """A reply that is sent in pieces, as fast as it is read, and has its share of the room meanwhile.
+    """A reply that is sent in pieces, as fast as it is read, and takes its share of the room meanwhile.
 
-    Where there is none, a question gets 503. What has changed something is answered all the same.
+    Without room a GET gets 503. A call that has changed something is answered all the same.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""Room in memory for large bodies that clients send and replies that they read: who is slow cannot take all of it."""
+"""The memory that large request bodies and replies may take together, so that slow clients cannot fill it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,12 +7,11 @@ from fastapi import HTTPException
 
 from oraculo.api.problems import RETRY_SECONDS
 
-SMALL = 64 * 1024  # bytes; the server itself holds as many of each
+SMALL = 64 * 1024  # bytes; uvicorn buffers as many of each connection
 
 
 class Room:
-    """The bytes that all of them may have together. Small ones count for nothing, and always find some. One that is
-    larger than the whole room finds some while it is alone."""
+    """A budget of bytes. Small bodies are free. A body larger than the whole budget is admitted while it is alone."""
 
     def __init__(self, size: int, refusal: str) -> None:
         self._size = self._free = size
@@ -22,14 +21,13 @@ class Room:
         return size <= max(self._free, SMALL) or self._free >= self._size
 
     def expect(self, size: int) -> None:
-        """Takes nothing yet: who promises much and sends nothing would keep out all others. Raises 503."""
+        """Raise 503 when the size has no room. Nothing is taken yet: a client may promise much and send nothing."""
         if not self.has(size):
             raise not_now(self._refusal)
 
     @contextmanager
     def share(self, *, is_owed: bool = False) -> Iterator[Callable[[int], None]]:
-        """Gives the means to make it as large as a body. That raises 503 when others have the room, unless the room is
-        owed."""
+        """Give the function that takes room for a body as it grows. It raises 503 without room, unless `is_owed`."""
         held = 0
 
         def grow(size: int) -> None:

@@ -1,4 +1,4 @@
-"""Runs: starting, listing, looking at, cancelling and repeating them."""
+"""The routes of runs: start, list, show, explain, cancel and repeat."""
 
 from typing import Annotated
 from urllib.parse import quote
@@ -69,7 +69,7 @@ async def start_run(
     wait = wait_of(request.headers.getlist("prefer"), shared.settings.api.max_wait)
     try:
         submitted = await shared.operations.submit(
-            # Not kept here while it is waited for.
+            # No variable keeps the body during the wait.
             await read_body(request, shared.settings.limits.request_bytes, shared.room),
             idempotency_key=idempotency_key and idempotency_key.strip(BLANKS),
             traceparent=traceparent,
@@ -119,7 +119,7 @@ async def list_runs(operations: Door, asked: Annotated[_RunsQuery, Query()]) -> 
     return json_reply({"orquestracoes": [head_view(head) for head in page.heads], "cursor": page.cursor})
 
 
-# The paths with a word behind the id come first; `paths.RunConvertor` keeps the id from swallowing that word.
+# Paths with a word after the id come first; `paths.RunConvertor` keeps the id from swallowing that word.
 
 
 @router.get(

@@ -1,4 +1,4 @@
-"""The JSON Schemas of what goes in and out, for the OpenAPI document. Values are taken from the core's own types."""
+"""The JSON Schemas of requests and answers, for the OpenAPI document. Their values come from the core's types."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ QUORUM: Schema = {
 
 
 def record(properties: Schema, *, optional: tuple[str, ...] = (), **more: Any) -> Schema:
-    """An object whose properties are all there, but for the optional ones."""
+    """Return the schema of an object. All its properties are required, except the optional ones."""
     required = [name for name in properties if name not in optional]
     schema = {"type": "object", "properties": properties, "additionalProperties": False, **more}
     return schema | {"required": required} if required else schema
@@ -176,8 +176,8 @@ _TASK = record(
         "concluida_em": nullable(MOMENT),
         "na_dlq": {
             **FLAG,
-            "description": "It failed for good, and its command was put in the dead letters. A command that the broker "
-            "put there itself, as one whose worker ended at each delivery, is not told of here: the explanation does.",
+            "description": "It failed for good, and its command is a dead letter. The explanation, not this field, "
+            "shows commands that the broker dead-lettered itself.",
         },
     }
 )
@@ -272,7 +272,7 @@ _STEP_DEFAULTS = tuple(_STEP_FIELDS)
 _SOMEWHERE = [{"required": ["queue"]}, {"required": ["celery"]}]  # a task whose arguments fit in no URL
 _STEP_OMITTED = ("queue", "celery", "bullmq", "dependsOn", "config", "timeout", "optional")
 
-_IGNORED: Schema = {name: {"description": "As it was told; ignored."} for name in sorted(ADDED_KEYS)}
+_IGNORED: Schema = {name: {"description": "Ignored."} for name in sorted(ADDED_KEYS)}
 _PIPELINE_REQUEST = record(
     {
         **_PIPELINE_FIELDS,
@@ -309,8 +309,8 @@ _QUEUE = record(
     {
         "fila": TEXT,
         "mensagens": COUNT,
-        "em_processamento": nullable({**COUNT, "description": "null: the broker does not tell"}),
-        "consumidores": nullable({**COUNT, "description": "null: the broker does not tell"}),
+        "em_processamento": nullable({**COUNT, "description": "null: the broker does not count them"}),
+        "consumidores": nullable({**COUNT, "description": "null: the broker does not count them"}),
         "dlq": COUNT,
     }
 )

@@ -1,5 +1,4 @@
-"""What a request is told that is not served though nothing is wrong with it: a stop cuts it short while it waits for a
-store or broker that does not answer, or the system has no room for the thread that it needs."""
+"""503 for requests that a stop of the server cuts short, or that need a thread which the system refuses."""
 
 import asyncio
 import logging
@@ -17,10 +16,12 @@ _CROWDED = "The system lets the server start no more threads: its limit of proce
 _logger = logging.getLogger("oraculo.api")
 
 
-class ToldToAskAgain:
-    """uvicorn cancels what is under way a few seconds after a signal; left to it, each such request is a bare `500` to
-    its client and a traceback in the log. No handler of FastAPI's: they hear of no cancellation, and one for
-    RuntimeError would hide what others say once a reply has begun."""
+class AnswersUnserved:
+    """Middleware that answers such requests with 503.
+
+    uvicorn cancels requests a few seconds after a signal; the client would get a bare `500`, and the log a traceback.
+    FastAPI's handlers see no cancellation, and one for RuntimeError would hide faults once a reply has begun.
+    """
 
     def __init__(self, app: ASGIApp, is_stopping: Callable[[], bool]) -> None:
         self._app = app
@@ -29,18 +30,18 @@ class ToldToAskAgain:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_begun = False
 
-        async def note_and_send(message: Message) -> None:
+        async def send_and_remember(message: Message) -> None:
             nonlocal has_begun
             has_begun = True
             await send(message)
 
         try:
-            await self._app(scope, receive, note_and_send)
+            await self._app(scope, receive, send_and_remember)
         except (asyncio.CancelledError, RuntimeError) as error:
             if scope["type"] != "http":
                 raise
             if has_begun and isinstance(error, asyncio.CancelledError) and self._is_stopping():
-                return  # its reader is slow, or what it waits for does not answer; uvicorn closes the connection
+                return  # uvicorn closes the connection
             problem = None if has_begun else self._problem(scope, error)
             if problem is None:
                 raise

@@ -1,1 +1,1 @@
-"""What `oraculo dev` shows: workers for the queues of what is built in, and a few runs for them to do."""
+"""The sample workers and sample runs of `oraculo dev`."""

@@ -1,4 +1,4 @@
-"""The runs that `oraculo dev` starts, one for each thing worth seeing. Each is a body of `POST /orquestracoes`."""
+"""The sample runs that `oraculo dev` submits, as bodies of `POST /orquestracoes`."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,6 +1,6 @@
 """Sample workers for the queues of the built-in routes and pipelines: quick, visible and deterministic.
 
-Each takes 0.3 to 1.5 seconds (times `pace`), tells of its progress, and makes a small plausible result of what it
+Each takes 0.3 to 1.5 seconds (times `pace`), reports progress, and makes a small plausible result of what it
 was given. To see failures, put `simular` into the payload of a run, or of one destination:
 
     {"simular": {"falhas": 2}}                        fails at attempts 1 and 2, succeeds at attempt 3
@@ -25,7 +25,7 @@ DEFAULT_PACE = 1.0
 
 
 def make_sample_app(pace: float = DEFAULT_PACE, *, without: Collection[str] = ()) -> App:
-    """The sample workers. `pace` stretches their time, 0 takes it away; queues in `without` are left to others."""
+    """Return the sample workers. `pace` multiplies their time; queues in `without` are left to others."""
     app = App("exemplos")
     for queue, (seconds, stages, make) in _SAMPLES.items():
         if queue not in without:
@@ -39,7 +39,7 @@ def _handler(seconds: float, stages: Sequence[str], make: Make) -> Callable[...,
             ctx.progress(round(100 * number / len(stages)), stage)
             await asyncio.sleep(seconds / len(stages))
         if reason := _simulated_failure(payload, ctx):
-            # Answered, not raised: a failure that was asked for should not fill the log with tracebacks.
+            # Returned, not raised: a simulated failure must not fill the log with tracebacks.
             return Answer({"status": "erro", "erros": [reason]})
         ctx.progress(100, "pronto")
         return make(payload)
@@ -116,7 +116,7 @@ def _video(payload: Payload) -> Payload:
     return {"arquivo": f"{_slug(_product(payload))}.mp4", "duracao": seconds, "recebido": received}
 
 
-# How long each takes, what it tells on the way, and what makes its result.
+# The seconds of each worker, its progress texts, and the function that makes its result.
 _SAMPLES: dict[str, tuple[float, Sequence[str], Make]] = {
     "escavador_youtube": (0.9, ("buscando canais", "lendo vídeos", "ordenando"), _videos),
     "escavador_blog": (0.6, ("lendo feeds", "extraindo textos"), _articles),

@@ -1,4 +1,4 @@
-"""Settings: `oraculo.toml`, and over it the environment, read once into one frozen object made of small ones."""
+"""The settings: `oraculo.toml` and the environment, read once into one frozen object of sections."""
 
 from oraculo.settings.keys import KeyRole, read_key
 from oraculo.settings.loading import load_settings

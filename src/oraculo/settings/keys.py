@@ -1,4 +1,4 @@
-"""API keys as they are set: `KEY`, or a role before it, as `reader:KEY`."""
+"""API keys as the settings write them: `KEY`, or `reader:KEY` with a role."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -8,7 +8,7 @@ _MAKE = "make one with: openssl rand -hex 24"
 
 
 class KeyRole(StrEnum):
-    """What a key allows, from the least to the most. Each role may do what those before it may."""
+    """The role of a key, from the least to the most. Each may do what those before it may."""
 
     READER = "reader"
     OPERATOR = "operator"
@@ -26,7 +26,7 @@ def read_key(entry: str) -> tuple[KeyRole, str]:
 
 
 def keys_fault(entries: Sequence[str]) -> str | None:
-    """Return the fault of the first bad key, by its place in the list: no message shows a key."""
+    """Return the fault of the first bad key. It names the key by its place, and never shows it."""
     seen: set[str] = set()
     for number, entry in enumerate(entries, 1):
         key = read_key(entry)[1]

@@ -1,7 +1,7 @@
-"""Reads the settings from the file and the environment, and collects every fault before it complains.
+"""The loading of the settings from the file and the environment, with all faults at once.
 
 Each field of a section is `[section] field = …` in the file and `ORACULO_SECTION_FIELD` in the environment, which
-wins. A variable that is there but empty counts as not set, because that is what `VAR=` means in a compose file.
+wins. An empty variable counts as not set, because `VAR=` means that in a compose file.
 """
 
 import difflib
@@ -35,22 +35,22 @@ DEFAULT_FILE = "oraculo.toml"
 PREFIX = "ORACULO_"
 ROUTES = "rotas"
 
-# Read by the command line, its client or the tests; no settings of the server.
+# The command line and the tests read these; they are no settings of the server.
 _NOT_SETTINGS = re.compile(r"ORACULO_(URL|CONFIG|API_KEY|TEST_.*)")
-# Kubernetes tells every pod of a service named `oraculo` or `oraculo-api` where it is, under names like ours.
+# Kubernetes sets variables of this form in every pod for a service named `oraculo` or `oraculo-api`.
 _KUBERNETES_NAME = re.compile(r"ORACULO_(.*_)?(SERVICE_(HOST|PORT)(_.*)?|PORT_\d+_(TCP|UDP|SCTP)(_.*)?)")
 _KUBERNETES_PORT = re.compile(r"(tcp|udp|sctp)://.*")
 
 
 class Place(NamedTuple):
-    """Where a value belongs: `section` is empty for those at the top."""
+    """The place of a value. `section` is empty for values outside any section."""
 
     section: str
     field: str
 
 
 class Given(NamedTuple):
-    """A value somebody set. `where` names it as its author knows it; text is parsed, a file's values are not."""
+    """A value that was set, with `where` it was set. Text of the environment is parsed."""
 
     where: str
     value: object
@@ -58,7 +58,10 @@ class Given(NamedTuple):
 
 
 def load_settings(environ: Mapping[str, str] | None = None, file: Path | None = None) -> Settings:
-    """Raises InvalidSettings with every fault found. Without `file`: $ORACULO_CONFIG, else ./oraculo.toml if any."""
+    """Return the settings. Raises InvalidSettings with every fault.
+
+    Without `file` it reads $ORACULO_CONFIG, else ./oraculo.toml if it exists.
+    """
     environ = os.environ if environ is None else environ
     faults: list[Fault] = []
     path = _chosen_file(environ, file)
@@ -93,7 +96,7 @@ def _read(path: Path, faults: list[Fault]) -> dict[str, Any]:
         faults.append(Fault(str(path), f"is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}"))
     except tomllib.TOMLDecodeError as error:
         faults.append(Fault(str(path), f"is not TOML: {error}"))
-    except ValueError:  # tomllib leaves it to `int`, which has a limit
+    except ValueError:  # `int`, which tomllib uses, has a limit of digits
         faults.append(Fault(str(path), "has a number of more digits than can be read"))
     except RecursionError:
         faults.append(Fault(str(path), "has lists or tables too deep in one another"))
@@ -152,7 +155,7 @@ def _is_not_ours(name: str, value: str) -> bool:
 
 
 def _suspect(name: str, faults: list[Fault]) -> None:
-    """A slip of the pen is a fault; a variable that merely begins like ours is somebody else's."""
+    """Add a fault for a misspelled variable. Others that only begin like ours are left alone."""
     in_section = name.removeprefix(PREFIX).partition("_")[0].lower() in _SECTIONS
     if in_section or difflib.get_close_matches(name, _VARIABLES, n=1, cutoff=0.8):
         faults.append(Fault(name, f"is not a known variable{nearest(name, _VARIABLES)}"))
@@ -179,7 +182,7 @@ def _build(given: Mapping[Place, Given], faults: list[Fault]) -> Settings:
 
 
 def _checked(place: Place, item: Given) -> Any:
-    """The value in its field's type. Raises ValueError with the fault."""
+    """Return the value in its field's type. Raises ValueError with the fault."""
     kind = _type_of(place)
     try:
         value = msgspec.convert(_parsed(item, kind), kind, strict=not item.is_text)
@@ -191,13 +194,12 @@ def _checked(place: Place, item: Given) -> Any:
 
 
 def _parsed(item: Given, kind: Any) -> object:
-    """`INFO` means `info`, and a list in the environment is text with commas; numbers are left to msgspec. Raises
-    ValueError with the fault."""
+    """Lower the case of a choice, and split a list of the environment at its commas. Raises ValueError."""
     plain = get_args(kind)[0]
     if isinstance(item.value, str) and get_origin(plain) is Literal:
         return item.value.lower()
     if item.is_text and get_origin(plain) is tuple:
-        if not (parts := split_list(str(item.value))):  # as "$A,$B" is when neither is set
+        if not (parts := split_list(str(item.value))):  # as of "$A,$B" when neither is set
             raise ValueError("has commas and nothing between them: write one or more, as a,b, or leave it unset")
         return parts
     return item.value
@@ -226,12 +228,12 @@ def _field_types() -> dict[Place, Any]:
 
 
 def _variables() -> dict[str, Place]:
-    """Derived from the sections, so that no field lacks one; then the short name of the queues' prefix."""
+    """Return the variable of each field, and the short name of the queues' prefix."""
     derived = {PREFIX + "_".join(filter(None, place)).upper(): place for place in _FIELD_TYPES}
     return derived | {"ORACULO_PREFIX": Place("broker", "prefix")}
 
 
-# A route is a field that its author names; its section is a plain dict.
+# Users name the routes, so their section is a plain dict.
 _SECTIONS: dict[str, Callable[..., Any]] = {**_section_types(), ROUTES: dict}
 _FIELD_TYPES = _field_types()
 _VARIABLES = _variables()

@@ -1,6 +1,6 @@
-"""What can be set: one small frozen section for each concern, each field with its default and its limits.
+"""The sections of the settings: each field with its type, default and limits.
 
-A field's type says what is allowed; the description in it is what an error message says would be right.
+The comment beside a field is its line in docs/reference/settings.md. Error texts show the description in its type.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ Port = Annotated[int, Meta(ge=0, le=65535, description="a port: a whole number f
 Count = Annotated[int, Meta(ge=1, le=10**9, description="a whole number, 1 or more")]
 CountOrNone = Annotated[int, Meta(ge=0, le=10**9, description="a whole number, 0 or more")]
 Attempts = Annotated[int, Meta(ge=1, le=1000, description="a whole number from 1 to 1000")]
-# The most that AMQP can say.
+# The largest that AMQP can hold.
 Prefetch = Annotated[int, Meta(ge=1, le=65535, description="a whole number from 1 to 65535")]
 Bytes = Annotated[int, Meta(ge=1, le=2**40, description="a number of bytes, 1 or more")]
 BytesOrNone = Annotated[int, Meta(ge=0, le=2**40, description="a number of bytes, 0 or more")]
@@ -221,7 +221,7 @@ class Settings(Section, frozen=True):
 
     @property
     def bridges_allow(self) -> Mapping[str, BridgeAllow]:
-        """What runs may reach behind each bridge, by its kind."""
+        """The allow list of each bridge, by its kind."""
         return {CELERY: self.celery.allow, BULLMQ: self.bullmq.allow}
 
     @property
@@ -230,5 +230,5 @@ class Settings(Section, frozen=True):
 
 
 def split_list(text: str) -> tuple[str, ...]:
-    """The parts of a comma-separated list, as the environment writes one."""
+    """Return the parts of a comma-separated list."""
     return tuple(part for piece in text.split(",") if (part := piece.strip()))

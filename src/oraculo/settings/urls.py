@@ -1,5 +1,7 @@
-"""Lists of URLs, and URLs with several hosts: `amqp://u:p@a:5672,b:5672/v,redis://c` is a cluster of two nodes, and a
-Redis after it."""
+"""Lists of URLs, URLs with several hosts, and URLs without their secrets.
+
+`amqp://u:p@a:5672,b:5672/v,redis://c` names a cluster of two nodes, and a Redis after it.
+"""
 
 import re
 from urllib.parse import parse_qsl, unquote
@@ -9,12 +11,11 @@ EMPTY = "has an empty URL or host in its list; they are separated by single comm
 _NEXT_URL = re.compile(r",\s*(?=[A-Za-z][A-Za-z0-9+.-]*://)")
 _PARTS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)([^/?#]*)(.*)", re.DOTALL)
 _SECRET_OPTION = re.compile("secret|pass|token|key|cred|sas|auth|signature", re.IGNORECASE)  # of a query
-_TOKENS = ("nats://", "tls://")  # what stands alone before their `@` is one, and secret
+_TOKENS = ("nats://", "tls://")  # schemes where a user without a password is a secret token
 
 
 def redacted(url: str) -> str:
-    """Without the password, and without the query, which may hold one too. Another `@` is a password's that was not
-    percent-encoded: then nothing is told but the scheme."""
+    """Return the URL without password and query. A second `@` means an unencoded password: then only the scheme."""
     if not (parts := _PARTS.match(url)):
         return _path(url)
     scheme, authority, rest = parts.groups()
@@ -28,7 +29,7 @@ def redacted(url: str) -> str:
 
 
 def without_secrets(text: str, url: str) -> str:
-    """Return words that may quote the URL, without its password and the secret options of its query."""
+    """Return a text that may quote the URL, without its password and the secret options of its query."""
     parts = _PARTS.match(url)
     if parts is None:
         return text
@@ -41,12 +42,12 @@ def without_secrets(text: str, url: str) -> str:
 
 
 def split_urls(text: str) -> tuple[str, ...]:
-    """A comma that no scheme follows parts the hosts of one URL."""
+    """Split a list of URLs. A comma without a scheme after it separates the hosts of one URL."""
     return tuple(url for piece in _NEXT_URL.split(text) if (url := piece.strip()))
 
 
 def list_fault(url: str) -> str | None:
-    """What is wrong with the way its hosts are written down."""
+    """Return the fault in the list of a URL's hosts, or None."""
     if not (parts := _PARTS.match(url)):
         return None
     who = parts[2].rpartition("@")[0]
@@ -65,13 +66,13 @@ def list_fault(url: str) -> str | None:
 
 
 def hosts_of(url: str) -> list[str]:
-    """With their ports, as they are written; one that is empty when the URL names none."""
+    """Return the hosts with their ports, as written; one empty host when the URL names none."""
     parts = _PARTS.match(url)
     return [host.strip() for host in parts[2].rpartition("@")[2].split(",")] if parts else [""]
 
 
 def node_urls(url: str) -> tuple[str, ...]:
-    """The same URL for each of its hosts."""
+    """Return the same URL for each of its hosts."""
     if not (parts := _PARTS.match(url)):
         return (url,)
     who, at, _ = parts[2].rpartition("@")
@@ -79,5 +80,4 @@ def node_urls(url: str) -> tuple[str, ...]:
 
 
 def _path(rest: str) -> str:
-    """What stands before the query."""
     return re.split("[?#]", rest, maxsplit=1)[0]

@@ -1,4 +1,4 @@
-"""What a type cannot say of a value: URLs, secrets, routes. Each function tells the fault, or None."""
+"""Checks of values that a type cannot express: URLs, secrets, routes. Each returns the fault, or None."""
 
 import base64
 import binascii
@@ -46,7 +46,7 @@ def store_url_fault(url: str) -> str | None:
 
 
 def objects_url_fault(url: str) -> str | None:
-    """A path is a folder; which schemes there are depends on the packages that are installed."""
+    """Return the fault of a folder or fsspec URL. Installed packages decide which schemes exist."""
     if url.startswith("file:") and not url.startswith("file:///"):
         return "needs three slashes before an absolute path, as file:///var/lib/oraculo/objects; or write ./objects"
     scheme, mark, rest = url.partition("://")
@@ -71,8 +71,10 @@ def _listed(schemes: Sequence[str]) -> str:
 
 
 def _server_fault(url: str) -> str | None:
-    """What a store's client would trip over, and quote: it may be half a password. Each takes something else: MongoDB's
-    a '#', and that of Redis an '@', in a password."""
+    """Return the fault of a URL that a client would quote in an error, perhaps with half a password.
+
+    MongoDB's client accepts a '#' in a password, that of Redis an '@'.
+    """
     if url.startswith("mongodb"):
         url = url.replace("#", "")
     nodes = node_urls(url)
@@ -96,7 +98,7 @@ def _port_fault(url: str) -> str | None:
 
 
 def secret_fault(secret: str) -> str | None:
-    """Empty there is none, and webhooks go out unsigned."""
+    """Return the fault of a webhook secret. An empty one is none: webhooks go out unsigned."""
     try:
         key = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
     except (binascii.Error, ValueError):
@@ -122,7 +124,7 @@ def bullmq_queues_fault(queues: Sequence[str]) -> str | None:
 
 
 def bullmq_name_fault(name: str) -> str | None:
-    """BullMQ's keys are parted by colons: the jobs of one queue would be looked for among those of another."""
+    """Return the fault of a name with a colon, which separates the parts of BullMQ's keys."""
     return f"must have no ':', which BullMQ allows in no queue's name; got {shown(name)}" if ":" in name else None
 
 

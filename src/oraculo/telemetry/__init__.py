@@ -1,1 +1,1 @@
-"""Those who listen to what happens inside: metrics and logs, behind one hub."""
+"""The subscribers to telemetry records, metrics and logs, and the hub before them."""

@@ -1,4 +1,4 @@
-"""The log lines of a run's history: what each entry is called, how loud it is, and how many a wide run may write."""
+"""The log lines of a run's history: the text and level of each entry, and the limit for wide runs."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -86,14 +86,14 @@ class _Window:
 
 
 class TaskLines:
-    """Bounds the lines about tasks, so that a run of thousands does not fill the log when they all fail at once."""
+    """The limit of lines about tasks, so that thousands of failures at once do not fill the log."""
 
     def __init__(self) -> None:
         self._windows: dict[str, _Window] = {}
         self._due = 0.0
 
     def allows(self, run_id: str, event: str, now: float) -> bool:
-        """Return whether one more line of the run may be written now; one that may not is counted."""
+        """Return whether the run may write one more line now. Count the line if not."""
         window = self._windows.setdefault(run_id, _Window(now))
         if window.written < LINES_A_SECOND:
             window.written += 1
@@ -102,12 +102,12 @@ class TaskLines:
         return False
 
     def end(self, run_id: str) -> dict[str, int]:
-        """Return how many lines of which kind were left out of a run that has ended."""
+        """Return the numbers of lines left out of a run that has ended, by kind."""
         window = self._windows.pop(run_id, None)
         return {} if window is None else dict(window.left_out)
 
     def left_out(self, now: float) -> Iterator[tuple[str, dict[str, int]]]:
-        """Yield the runs whose second is over, with how many lines of which kind were left out."""
+        """Yield the runs whose second is over, with the numbers of lines left out, by kind."""
         if now < self._due:
             return
         self._due = now + _WINDOW

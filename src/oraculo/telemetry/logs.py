@@ -1,7 +1,7 @@
-"""Structured logs: one JSON object a line for machines, with the field names of ECS; colours for a terminal.
+"""Structured logs: one JSON object a line with the field names of ECS, or coloured lines on a terminal.
 
-structlog's and stdlib's loggers, uvicorn's included, end in the same handler and look the same. An event carries
-`correlation_id` when it is given as a field, in stdlib's `extra`, or bound around a block:
+All loggers of structlog and stdlib, uvicorn's included, use the same handler. An event has `correlation_id` when it is
+given as a field, in stdlib's `extra`, or bound around a block:
 
     with structlog.contextvars.bound_contextvars(correlation_id=run_id): ...
 """
@@ -50,21 +50,20 @@ from oraculo.telemetry.history_lines import TaskLines, lines_of
 LOGGER = "oraculo"
 ECS_VERSION = "8.11.0"
 _HANDLER = "oraculo"
-# Characters of a field. An exception may carry whatever a handler was working on, and whoever collects logs refuses
-# lines, or fields, of more than some tens of thousands.
+# Characters of a field. An exception may quote large payloads, and log collectors refuse very long lines.
 _LONGEST = 30_000
 _UTC_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z")
 _LEVELS = {"debug": DEBUG, "info": INFO, "warning": WARNING, "error": ERROR, "critical": CRITICAL}
 _LEVEL_NAMES = {level: name for name, level in _LEVELS.items()}
 
-# Loggers that bring their own handlers; theirs go, so that a line appears once and in our format.
+# Loggers whose own handlers are removed, so that a line appears once and in our format.
 _OWN_HANDLERS = ("uvicorn", "uvicorn.error", "uvicorn.access")
-# Libraries that tell each request at `info`, which is our `debug`.
+# Libraries that log each request at `info`.
 _CHATTY = ("httpx", "httpx2", "httpcore", "httpcore2", "asyncio")
 
 
 def configure_logging(settings: LogSettings, stream: TextIO | None = None) -> None:
-    """Sets up the whole process's logging, to `stream` or stderr. A second call replaces the first."""
+    """Configure the logging of the process, to `stream` or stderr. A second call replaces the first."""
     target = sys.stderr if stream is None else stream
     as_json = settings.format == "json" or (settings.format == "auto" and not target.isatty())
     _install(_handler(target, as_json), _LEVELS[settings.level])
@@ -98,7 +97,7 @@ class _Ready(str):
     """A line that is JSON already."""
 
     __slots__ = ()
-    is_expected = False  # the process writes JSON
+    is_expected = False  # True when the process logs JSON
 
 
 class _Formatter(structlog.stdlib.ProcessorFormatter):
@@ -133,20 +132,22 @@ def _shared() -> list[Processor]:
 
 
 def _drop_colours(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """uvicorn sends each message a second time, coloured, for a formatter of its own."""
+    """Drop the coloured copy of each message that uvicorn adds."""
     event.pop("color_message", None)
     return event
 
 
 def _console_rendering(*, colours: bool) -> list[Processor]:
-    """With Python's own tracebacks: those of rich, which structlog takes where it is there, show what variables hold,
-    passwords too, and take a quarter of a second each."""
+    """Return the processors for a terminal, with Python's own tracebacks.
+
+    rich's, which structlog prefers, show the values of variables, passwords too, and take a quarter of a second each.
+    """
     renderer = structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=_write_traceback)
     return [_cut_fields, _in_local_time, renderer]
 
 
 def _in_local_time(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """People read local time with its zone, JSON has UTC: for the line's own moment and fields that are one."""
+    """Show moments in local time with its zone; JSON keeps UTC."""
     return {name: _local(value) if isinstance(value, str) else value for name, value in event.items()}
 
 
@@ -171,7 +172,7 @@ def _cut_fields(_logger: WrappedLogger, _method: str, event: EventDict) -> Event
 
 
 def _cut(text: str) -> str:
-    """The middle goes: a traceback begins with where it was, and ends with what is said of it."""
+    """Cut the middle out of a long text: a traceback has its place at the start and its error at the end."""
     if len(text) <= _LONGEST:
         return text
     half = _LONGEST // 2
@@ -188,7 +189,7 @@ _ECS_NAMES = {
 
 
 def _name_as_ecs(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """What every line has comes first, so that people can read JSON lines too."""
+    """Rename the fields, those of every line first, so that people can read JSON lines too."""
     named = {theirs: event.pop(ours) for ours, theirs in _ECS_NAMES.items() if ours in event}
     return {**named, "ecs.version": ECS_VERSION, **event}
 
@@ -197,7 +198,7 @@ _encode = json.JSONEncoder(default=repr).encode
 
 
 def _named_as_ecs(event: str, level: int, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return what a line of JSON says, in the same order as one that came through structlog."""
+    """Return the fields of a JSON line, in the order that structlog's lines have."""
     at = datetime.now(UTC).isoformat().replace("+00:00", "Z")
     head = {"@timestamp": at, "log.level": _LEVEL_NAMES[level], "message": event, "log.logger": LOGGER}
     rest = {name: _cut(value) if isinstance(value, str) else value for name, value in fields.items()}
@@ -207,10 +208,10 @@ def _named_as_ecs(event: str, level: int, fields: dict[str, Any]) -> dict[str, A
 # -- records ----------------------------------------------------------------------------------------------------
 
 
-_Telling = tuple[str, int]  # what is said, and how loudly
+_Line = tuple[str, int]  # text and level
 
 
-def _always(event: str, level: int) -> Callable[[Record], _Telling]:
+def _always(event: str, level: int) -> Callable[[Record], _Line]:
     return lambda _record: (event, level)
 
 
@@ -218,19 +219,19 @@ _STRAY_LEVELS = {"applied": DEBUG, "duplicate": DEBUG, "late": INFO, "unknown": 
 _DELIVERY_LEVELS = {"delivered": INFO, "failed": WARNING, "given_up": ERROR}
 
 
-def _of_answer(record: AnswerTaken) -> _Telling:
+def _of_answer(record: AnswerTaken) -> _Line:
     return "answer taken", _STRAY_LEVELS.get(record.verdict, INFO)
 
 
-def _of_delivery(record: DeliveryAttempted) -> _Telling:
+def _of_delivery(record: DeliveryAttempted) -> _Line:
     return "delivery attempted", _DELIVERY_LEVELS.get(record.outcome, WARNING)
 
 
-def _of_broker(record: BrokerChanged) -> _Telling:
+def _of_broker(record: BrokerChanged) -> _Line:
     return ("a broker is back", WARNING) if record.trouble is None else ("a broker was lost", ERROR)
 
 
-_TELLINGS: Mapping[type[Record], Callable[[Any], _Telling]] = {
+_LINES: Mapping[type[Record], Callable[[Any], _Line]] = {
     BatchCommitted: _always("batch committed", DEBUG),
     RunFinished: _always("run finished", INFO),
     AnswerTaken: _of_answer,
@@ -253,21 +254,21 @@ _UNFORESEEN = _always("something happened", INFO)
 
 
 def _same_delivery(record: DeliveryAttempted) -> Hashable:
-    """Each receiver of webhooks has faults of its own; all reply queues are the broker's."""
+    """Return a key for failures of reply queues, which share the broker. Webhook receivers fail one by one."""
     is_ours = record.channel == Channel.QUEUE and record.outcome == "failed"
     return (DeliveryAttempted, record.reason) if is_ours else None
 
 
-# What comes every moment while a server is away, and what of it says that it is the same again; None: nothing does.
+# The key of records that repeat while a server is away; None when a record is never a repeat.
 _SAMENESS: Mapping[type[Record], Callable[[Any], Hashable]] = {
     DeliveryAttempted: _same_delivery,
     LoopFailed: lambda record: (LoopFailed, record.duty, record.reason),
-    PublishFailed: lambda record: (PublishFailed, record.reason),  # of more and more commands
+    PublishFailed: lambda record: (PublishFailed, record.reason),
 }
 
 
 class LogSubscriber:
-    """Turns records into log events. What its level silences costs next to nothing."""
+    """The telemetry subscriber that writes log lines."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -285,7 +286,7 @@ class LogSubscriber:
         if type(record) is HistoryAdded:
             self._write_history(record, now)
             return
-        event, level = _TELLINGS.get(type(record), _UNFORESEEN)(record)
+        event, level = _LINES.get(type(record), _UNFORESEEN)(record)
         if self._logger.isEnabledFor(level) and (times := self._times(record, now)):
             fields = _fields(record)
             if "tarefa" not in fields or self._task_lines.allows(fields["correlation_id"], event, now):
@@ -304,8 +305,7 @@ class LogSubscriber:
             self._write(INFO, "lines about tasks were left out", {"correlation_id": run_id, "left_out": counts})
 
     def _write(self, level: int, event: str, fields: dict[str, Any]) -> None:
-        """Write one line. As JSON it is made here: on its way through structlog and logging it takes ten times as long,
-        and every run has two."""
+        """Write one line. JSON is made here: structlog and logging take ten times as long, and every run has two."""
         if not _Ready.is_expected:
             self._log.log(level, event, **fields)
             return
@@ -313,7 +313,7 @@ class LogSubscriber:
         self._logger.handle(logging.LogRecord(LOGGER, level, "", 0, ready, (), None))
 
     def _times(self, record: Record, now: float) -> int:
-        """How many like it the line stands for; 0: it is not to be told."""
+        """Return the number of records that the line stands for, or 0 for a repeat that is not logged."""
         sameness = _SAMENESS.get(type(record))
         same = None if sameness is None else sameness(record)
         return 1 if same is None else self._repeats.times(same, now)

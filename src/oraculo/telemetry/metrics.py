@@ -33,9 +33,8 @@
 prometheus-client adds `process_*`. The label `queue` takes at most 200 values; further queues are `other`. The gauges
 name the engine's own queues first, then those of pipelines and routes.
 
-Counting is done in plain numbers and turned into Prometheus' types only when somebody looks: its own `inc` and
-`observe` cost 0.8 and 1.8 µs, and some of these are called for every answer. They are called from one thread only,
-the event loop's.
+Counts are plain numbers, turned into Prometheus' types only at a scrape: its own `inc` and `observe` cost 0.8 and
+1.8 µs, and every answer is counted. Only the event loop's thread counts.
 """
 
 from bisect import bisect_left
@@ -84,7 +83,7 @@ _VERDICTS = (Verdict.APPLIED, Verdict.LATE, Verdict.DUPLICATE, Verdict.UNKNOWN)
 
 
 class _Counter:
-    """Counts by label values. Those known beforehand start at 0, so that a rate is right from the first one on."""
+    """A counter by label values. Known values start at 0, so that rates are right from the first count."""
 
     def __init__(self, name: str, what: str, labels: tuple[str, ...] = (), known: Iterable[str] = ()) -> None:
         self._name, self._what, self._labels = name, what, labels
@@ -108,7 +107,7 @@ class _Histogram:
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
-        value = max(0.0, value)  # a clock that was set back: the sum of a histogram never goes down
+        value = max(0.0, value)  # the sum must never go down, though a clock may be set back
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
@@ -123,7 +122,7 @@ class _Histogram:
 
 
 class _BoundedNames:
-    """Lets the first `limit` names through, so that a caller who invents queues cannot fill the memory."""
+    """The first `limit` names; others become `other`, so that invented queues cannot fill the memory."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -139,7 +138,7 @@ class _BoundedNames:
 
 
 class Metrics(Collector):
-    """Its `observe` is a telemetry subscriber; `render` is what `GET /metrics` answers."""
+    """The metrics. `observe` is a telemetry subscriber; `render` gives the answer of `GET /metrics`."""
 
     content_type = CONTENT_TYPE_LATEST
 
@@ -151,7 +150,7 @@ class Metrics(Collector):
         self._published = _Counter("oraculo_commands_published", "Commands that the broker confirmed.")
         self._publish_seconds = _Histogram("oraculo_publish_seconds", "To the broker's confirms.", _SHORT_SECONDS)
         self._unpublished = _Counter("oraculo_publish_failures", "Commands that the broker did not confirm.")
-        self._dead_letters = _Counter("oraculo_dead_letters", "Messages put into quarantine.", ("queue",))
+        self._dead_letters = _Counter("oraculo_dead_letters", "Dead letters written by this engine.", ("queue",))
         self._conflicts = _Counter("oraculo_commit_conflicts", "Runs decided again after another engine's commit.")
         self._batch_inputs = _Histogram("oraculo_batch_inputs", "Inputs decided in one commit.", _SIZES)
         self._commit_seconds = _Histogram("oraculo_commit_seconds", "From first input to commit.", _SHORT_SECONDS)
@@ -180,18 +179,17 @@ class Metrics(Collector):
             handler(record)
 
     def set_census(self, counts: Mapping[RunStatus, int] | None) -> None:
-        """How many runs the store holds in each status; those not named have none. None: nobody can tell."""
+        """Set the number of runs in each status. None: it is unknown."""
         self._census = {} if counts is None else {str(status): counts.get(status, 0) for status in RunStatus}
 
     def set_engines(self, count: int | None) -> None:
-        """How many are alive; None: nobody can tell."""
+        """Set the number of engines that are alive. None: it is unknown."""
         self._engines = count
 
     def set_queues(
         self, states: Iterable[QueueState], own: Collection[str] = (), *, knows_dead_letters: bool = True
     ) -> None:
-        """How the queues stand now; those set before and not named again are forgotten. Those of `own` come first, then
-        those that had a label before: reply queues, say, which come and go, take none from them."""
+        """Set the state of all queues. Labels go to the queues of `own` first, then to those that had one before."""
         self._knows_dead_letters = knows_dead_letters
         before, self._queues = self._queues, {}
         ranked = sorted(states, key=lambda state: (state.queue not in own, state.queue not in before))
@@ -199,22 +197,22 @@ class Metrics(Collector):
             label = state.queue if rank < MAX_QUEUES else OTHER
             self._queues[label] = _joined(self._queues.get(label), state)
 
-    def set_brokers(self, links: Iterable[BrokerStatus]) -> None:
-        self._brokers = list(links)
+    def set_brokers(self, brokers: Iterable[BrokerStatus]) -> None:
+        self._brokers = list(brokers)
 
     def render(self) -> bytes:
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """For the registry: everything as Prometheus' types."""
+        """Yield everything as Prometheus' types, for the registry."""
         for part in vars(self).values():
             if isinstance(part, _Counter | _Histogram):
                 yield part.family()
         yield GaugeMetricFamily("oraculo_engines", "Engines that are alive.", value=self._engines)
         yield _gauge("oraculo_runs", "Runs in the store.", "status", self._census.items())
-        up = [(link.name, int(link.trouble is None)) for link in self._brokers]
+        up = [(broker.name, int(broker.trouble is None)) for broker in self._brokers]
         yield _gauge("oraculo_broker_up", "1 when it can be used.", "broker", up)
-        deaf = [(link.name, len(link.deaf)) for link in self._brokers]
+        deaf = [(broker.name, len(broker.deaf)) for broker in self._brokers]
         yield _gauge("oraculo_broker_deaf_queues", "Queues whose consumer hears nothing.", "broker", deaf)
         for field, what in _QUEUE_GAUGES.items():
             if field == "dead_letters" and not self._knows_dead_letters:
@@ -295,9 +293,9 @@ class Metrics(Collector):
 
 _QUEUE_GAUGES = {
     "ready": "Messages that wait.",
-    "unacked": "Messages delivered and not yet settled, where the broker tells.",
-    "dead_letters": "Messages in quarantine.",
-    "consumers": "Consumers, where the broker tells.",
+    "unacked": "Messages delivered and not yet settled, where the broker counts them.",
+    "dead_letters": "Dead letters.",
+    "consumers": "Consumers, where the broker counts them.",
 }
 
 
@@ -313,7 +311,7 @@ def _gauge(name: str, what: str, label: str, values: Iterable[tuple[str, int]]) 
 
 
 def _joined(one: QueueState | None, other: QueueState) -> QueueState:
-    """The sum of the queues that share a label."""
+    """Return the sum of two queues that share a label."""
     if one is None:
         return other
     consumers = [state.consumers for state in (one, other) if state.consumers is not None]

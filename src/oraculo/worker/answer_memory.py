@@ -1,4 +1,4 @@
-"""The memory of answers: a command that comes again is answered again, not run again."""
+"""The memory of answers: a repeated command is answered again, not run again."""
 
 from collections import OrderedDict
 
@@ -10,14 +10,14 @@ MAX_BYTES = 64 * 1024 * 1024
 
 
 def identity_of(command: Message) -> Identity | None:
-    """What is the same in each repeat of a command. None for plain publishers, whose commands are all different."""
+    """Return the key that every repeat of a command shares. None: a plain publisher sent it, and it has no repeats."""
     if command.tarefa is None or command.tentativa is None:
         return None
     return command.correlation_id, command.tarefa, command.tentativa
 
 
 class RememberedAnswers:
-    """The latest answers, as they were sent; bounded in number and in bytes, the least recently used go first."""
+    """The latest answers as they were sent, bounded in number and bytes. The least recently used go first."""
 
     def __init__(self, limit: int, max_bytes: int = MAX_BYTES) -> None:
         self._limit = limit

@@ -21,7 +21,7 @@ __all__ = [
     "traceback_of",
 ]
 
-_MACHINERY = ("oraculo.worker.", "asyncio.", "concurrent.")  # modules whose frames say nothing of the handler
+_MACHINERY = ("oraculo.worker.", "asyncio.", "concurrent.")  # modules whose frames are no part of the handler
 
 
 class DoNotRetry(Exception):
@@ -56,12 +56,12 @@ def traceback_of(error: BaseException) -> str | None:
         frames = frames.tb_next
     try:
         return "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
-    except Exception:  # noqa: BLE001 - the error's own code is asked for its text
+    except Exception:  # noqa: BLE001 - formatting runs the error's own code
         return None
 
 
 def as_answer(value: object) -> object:
-    """Return a mapping with a `status` as an Answer, for it is a result payload already; any other value as it is."""
+    """Return a mapping that is a result payload as an Answer, and any other value unchanged."""
     return Answer(dict(value)) if isinstance(value, Mapping) and is_result_payload(value) else value
 
 

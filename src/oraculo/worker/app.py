@@ -87,5 +87,5 @@ class App:
 
 
 def _is_count(value: object) -> bool:
-    # No annotation keeps a worker's author from `concurrency=cores / 2`, which no broker takes as a prefetch.
+    # `concurrency=cores / 2` is a float, which no broker accepts as a prefetch.
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1

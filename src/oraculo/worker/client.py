@@ -59,8 +59,8 @@ class Client:
         self._entropy = entropy or SystemEntropy()
         self._reply_queue = self._names.physical(reply_queue or f"respostas.{self._entropy.new_id()}")
         self._awaited: dict[str, asyncio.Future[dict[str, Any]]] = {}
-        tell = TroubleLog().of_queue
-        self._intake = QueueIntake(broker, self._reply_queue, _PREFETCH, self._receive, self._entropy, tell)
+        log_trouble = TroubleLog().of_queue
+        self._intake = QueueIntake(broker, self._reply_queue, _PREFETCH, self._receive, self._entropy, log_trouble)
         self._subscribing = asyncio.Lock()
         self._listener: asyncio.Task[None] | None = None
 
@@ -128,7 +128,7 @@ class Client:
     def _unanswered(self, run_id: str, timeout: float) -> str:
         return (
             f"run {run_id}: no answer in {in_words(timeout)}. Either it has not ended, or it had ended before it was "
-            f"asked for again (`oraculo runs show` tells), or the request was refused: then the reason is with it in "
+            f"asked for again (see `oraculo runs show`), or the request was refused: then the reason is with it in "
             f"{naming.dlq_of(self._names.requests)} (`oraculo dlq list {naming.REQUESTS}`)"
         )
 

@@ -1,4 +1,4 @@
-"""From a delivery to its answer: read it, tell a repeat, wait for a free place, call the handler."""
+"""The path of a command to its answer: read it, find repeats, wait for a free place, call the handler."""
 
 import asyncio
 import contextvars
@@ -33,15 +33,14 @@ _log = WorkerLog()
 _STOPPING = "the worker stopped before it began this command"
 TOO_LATE = "deadline passed"
 
-# Seconds after a deadline at which its handler is given up. The orchestrator rings the deadline itself, and what it
-# tells then, `timeout`, is to be there first.
+# Seconds after a deadline until its handler is given up. The engine's own `timeout` of the task comes first.
 DEADLINE_GRACE = 1.0
-# For each place, how many handlers may be given up and still run while others work in their place.
+# Handlers that were given up and still run, for each place that others take over.
 OVERDUE_PER_PLACE = 4
 
 
 class Dispatcher:
-    """Starts jobs, the lanes taking turns, while fewer than `limit` run and fewer than each lane's own limit."""
+    """The scheduler of jobs. Lanes take turns; `limit` bounds all jobs, and each lane has a limit of its own."""
 
     def __init__(
         self,
@@ -71,14 +70,14 @@ class Dispatcher:
         self._suspects = Suspects(trusted(delivery_limit), entropy, self._begin)
         self._unfinished: dict[Identity, Job] = {}
         self._tasks: dict[Job, asyncio.Task[None]] = {}
-        self._overdue: set[Job] = set()  # given up, answered, and still running
+        self._overdue: set[Job] = set()  # given up and answered, but still running
         self._most_overdue = limit * OVERDUE_PER_PLACE
         self._aborting = False
         self._loop = asyncio.get_running_loop()
         self._surroundings = contextvars.copy_context()
 
     async def receive(self, lane: Lane, subscription: Subscription, deliveries: Sequence[Delivery]) -> None:
-        """Takes a batch in. What is no command goes to the dead letters."""
+        """Take a batch. A message that is no command becomes a dead letter."""
         if lane.subscription is not subscription:
             lane.subscription = subscription
             self._drop_given_back(lane)
@@ -91,7 +90,7 @@ class Dispatcher:
         self._start_waiting()
 
     def _drop_given_back(self, lane: Lane) -> None:
-        """A consumer was lost: what it had brought comes anew, and would wait here once for each that is lost."""
+        """Drop the waiting jobs of lost consumers: their commands are delivered again."""
         waiting, lane.backlog = lane.backlog, deque[Job]()
         for job in waiting:
             if job.was_given_back:
@@ -112,9 +111,9 @@ class Dispatcher:
                 self._unfinished[identity] = job
 
     def _is_repeat(self, identity: Identity, received: ReceivedCommand) -> bool:
-        """A command that was answered is answered again; one in work will be, when its answer is there."""
+        """Return whether the command is a repeat. It gets the answer of the first, now or when it is ready."""
         if (job := self._unfinished.get(identity)) is not None:
-            job.is_delivered_again(received)
+            job.add_delivery(received)
             return True
         if (body := self._remembered.get(identity)) is not None:
             self._outbox.answer(received, body)
@@ -132,7 +131,7 @@ class Dispatcher:
                 self._close(job)
             else:
                 lane.running += 1
-                # Its own copy: one job's end may start the next, which must not see the first one's variables.
+                # A copy of the context: one job's end may start the next, which must not see its variables.
                 self._tasks[job] = self._loop.create_task(self._perform(job), context=self._surroundings.copy())
 
     def _has_place(self) -> bool:
@@ -152,7 +151,7 @@ class Dispatcher:
             body = await self._answer(job)
             if not job.ended:
                 self._finish(job, body)
-        except BaseException as error:  # whatever it is: what gets no answer would keep its place in the prefetch
+        except BaseException as error:  # a command without an answer would keep its place in the prefetch
             if isinstance(error, asyncio.CancelledError) and (self._aborting or job.ended):
                 raise
             self._fail(job, error)
@@ -170,8 +169,10 @@ class Dispatcher:
         return self._loop.call_later(job.deadline - self._clock.now() + DEADLINE_GRACE, self._give_up, job)
 
     def _give_up(self, job: Job) -> None:
-        """Whatever it still answers is late: it is answered now, others get its place, and it is cancelled if it can
-        be. A handler that goes on all the same, in a thread say, is one of a bounded number."""
+        """Answer a job whose deadline passed, free its place, and cancel it if possible.
+
+        A handler in a thread runs on; the number of such handlers is bounded.
+        """
         _log_of(job).warning("handler given up: its deadline passed", handler=job.lane.handler.name)
         self._finish(job, self._writer.failure(job.lane.queue, job.command, [TOO_LATE], retry=False))
         self._leave(job)
@@ -223,7 +224,7 @@ class Dispatcher:
         if handler.is_async:
             return await handler.function(*arguments)
         value = await self._call_in_thread(job, arguments)
-        # A plain function that returns a coroutine (one wrapped by another decorator, say) is finished here.
+        # A plain function may return a coroutine, as one wrapped by another decorator does.
         return await value if inspect.isawaitable(value) else value
 
     async def _call_in_thread(self, job: Job, arguments: tuple[object, ...]) -> object:
@@ -252,22 +253,21 @@ class Dispatcher:
         return self._writer.failure(job.lane.queue, job.command, [reason], retry=False)
 
     def _unreadable(self, job: Job, error: ObjectsError) -> bytes:
-        """Another attempt may find the object store, or a worker that knows it."""
+        """Fail the attempt. Another one may find the object store, or a worker with its URL."""
         _log_of(job).error("the results that the command needs cannot be read", reason=str(error))
         return self._writer.failure(job.lane.queue, job.command, [str(error)])
 
     def _fail(self, job: Job, error: BaseException) -> None:
-        """Whatever a handler raises is its answer."""
+        """Answer with the failure that the exception stands for, and log it."""
         reason, retry = failure_of(error)
         on_purpose = isinstance(error, DoNotRetry)
         if not job.ended:
             trace = traceback_of(error) if self._sends_tracebacks and not on_purpose else None
             self._finish(job, self._writer.failure(job.lane.queue, job.command, [reason], retry=retry, traceback=trace))
-        self._failures.tell(_log_of(job), job.lane.handler.name, error, reason, on_purpose=on_purpose)
+        self._failures.log(_log_of(job), job.lane.handler.name, error, reason, on_purpose=on_purpose)
 
     async def give_back_waiting(self) -> None:
-        """What has not begun goes to other workers now, not after the grace. All of it leaves its lane first: telling
-        the broker takes a while, and what ends meanwhile would start the next."""
+        """Give commands that have not begun to other workers. No job starts meanwhile: the lanes are emptied first."""
         waiting = [*self._suspects.dismiss(), *(job for lane in self._lanes for job in lane.backlog)]
         for lane in self._lanes:
             lane.backlog.clear()
@@ -276,17 +276,17 @@ class Dispatcher:
             self._close(job)
             for received in job.received:
                 held[received.subscription].append(received.delivery)
-        # At once: a broker that says nothing takes its time of each queue.
+        # Together: a silent broker takes its timeout for each queue.
         await asyncio.gather(*(_give_back(subscription, deliveries) for subscription, deliveries in held.items()))
 
     async def wait(self, timeout: float) -> None:
-        """Until everything that owes an answer has ended, or the time is up."""
+        """Wait until every job that owes an answer has ended, or the time is up."""
         owing = [task for job, task in self._tasks.items() if not job.ended]
         if owing:
             await asyncio.wait(owing, timeout=timeout)
 
     async def abort(self, timeout: float) -> None:
-        """Cancels what still runs: it gets no answer, so its commands are given back when their consumer closes."""
+        """Cancel what still runs. It gets no answer, so its commands are given back when their consumer closes."""
         self._aborting = True
         for job, task in self._tasks.items():
             if not job.ended:
@@ -302,7 +302,7 @@ async def _give_back(subscription: Subscription, deliveries: Sequence[Delivery])
 
 
 def read_command(body: bytes) -> Message:
-    """Raises InvalidInput."""
+    """Decode a command. Raises InvalidInput."""
     message = decode_message(body)
     if message.tipo_evento not in naming.COMMAND_EVENTS:
         wrong, right = naming.shown(message.tipo_evento), " and ".join(naming.COMMAND_EVENTS)
@@ -311,10 +311,10 @@ def read_command(body: bytes) -> Message:
 
 
 def _guarded(job: Job, arguments: tuple[object, ...]) -> object:
-    job.in_thread = True  # until here, in want of a thread, the call can still be cancelled
+    job.in_thread = True  # before, while the call waits for a thread, it can be cancelled
     try:
         return job.lane.handler.function(*arguments)
-    except StopIteration as error:  # no future can carry it: the command would hang
+    except StopIteration as error:  # a future cannot carry it, and the command would hang
         raise RuntimeError("the handler raised StopIteration") from error
 
 

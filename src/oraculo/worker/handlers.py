@@ -1,4 +1,4 @@
-"""What a function must look like to be a handler, found out once, when it is decorated."""
+"""The inspection of a function when it is decorated as a handler: its parameters, its payload's type, its context."""
 
 import inspect
 import types
@@ -33,7 +33,7 @@ class Handler(msgspec.Struct, frozen=True, eq=False):
 
 
 def inspect_handler(function: Callable[..., Any], queue: str, concurrency: int | None) -> Handler:
-    """Raises InvalidInput, naming the function, when it cannot be called with a payload and perhaps a context."""
+    """Return the handler. Raises InvalidInput when the function does not take a payload and perhaps a context."""
     name = _name_of(function)
     try:
         parameters = _positional(function)
@@ -54,7 +54,7 @@ def inspect_handler(function: Callable[..., Any], queue: str, concurrency: int |
 
 
 def payload_fault(error: msgspec.DecodeError) -> str:
-    """Why a payload is not what its handler asks for."""
+    """Return why a payload does not fit the type that its handler declares."""
     if not isinstance(error, msgspec.ValidationError):
         return f"payload: {error}"
     fault = fault_of(error)
@@ -70,7 +70,7 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 
 def _positional(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters that the runner fills: those that have no default, one or two of them."""
+    """Return the one or two parameters without a default, which the runner fills."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError("it is a generator; a handler returns its answer")
     given = list(inspect.signature(function).parameters.values())
@@ -93,8 +93,10 @@ def _is_needed(parameter: inspect.Parameter) -> bool:
 
 
 def _optional_context(function: Callable[..., Any]) -> str | None:
-    """The parameter that takes the context though it has a default. What a decorator does not hand on, and what a
-    functools.partial gives, is not ours to give."""
+    """Return the name of a parameter with a default that takes the context.
+
+    A parameter that a functools.partial fills, or that a decorator does not pass on, is left alone.
+    """
     try:
         given = inspect.signature(function, follow_wrapped=False).parameters.values()
     except ValueError:
@@ -104,12 +106,12 @@ def _optional_context(function: Callable[..., Any]) -> str | None:
 
 
 def _takes_context(parameter: inspect.Parameter, function: Callable[..., Any]) -> bool:
-    """It is annotated as a Context; or named `ctx`, None unless given, and not said to be anything else."""
+    """Return whether a parameter is annotated as a Context, or is `ctx=None` without an annotation."""
     if parameter.default is inspect.Parameter.empty or parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
         return False
     try:
         kind = _resolved(parameter.annotation, function)
-    except Exception:  # noqa: BLE001 - whatever is in it, it was written for type checkers alone
+    except Exception:  # noqa: BLE001 - an annotation for type checkers may not resolve
         kind = Any
     return kind in (Context, Context | None) or (kind is Any and parameter.name == "ctx" and parameter.default is None)
 
@@ -119,7 +121,7 @@ def _with_context_as(name: str, function: Callable[..., Any]) -> Callable[..., A
 
 
 def _resolved(annotation: object, function: Callable[..., Any]) -> Any:
-    """A parameter's type. Those that do not matter are not resolved: they may be imported for type checkers alone."""
+    """Return a parameter's type. Only this one is resolved: others may be imported for type checkers only."""
     if annotation is inspect.Parameter.empty:
         return Any
     holder = types.SimpleNamespace(__annotations__={"payload": annotation})

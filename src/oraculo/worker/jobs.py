@@ -1,4 +1,4 @@
-"""The records of the work: received commands, jobs, and a lane for each queue."""
+"""The records of a worker's work: received commands, jobs, and a lane for each queue."""
 
 from collections import deque
 
@@ -13,7 +13,7 @@ from oraculo.worker.handlers import Handler
 
 
 class ReceivedCommand(msgspec.Struct, eq=False, frozen=True):
-    """A delivered command: it is owed an answer, and acked once the answer is confirmed."""
+    """A delivered command. It is owed an answer, and acked once the broker confirmed the answer."""
 
     subscription: Subscription
     delivery: Delivery
@@ -21,7 +21,7 @@ class ReceivedCommand(msgspec.Struct, eq=False, frozen=True):
 
 
 class Job(msgspec.Struct, eq=False):
-    """A command to be worked on once, however often it was delivered: each delivery gets the same answer."""
+    """A command that is worked on once. Every delivery of it gets the same answer."""
 
     lane: "Lane"
     command: Message
@@ -29,32 +29,32 @@ class Job(msgspec.Struct, eq=False):
     identity: Identity | None
     deadline: float | None
     context: Context | None = None
-    in_thread: bool = False  # where nothing can cancel it
-    ended: bool = False  # answered, or nobody's any more; its handler may still run when it outlived the deadline
+    in_thread: bool = False  # a thread cannot be cancelled
+    ended: bool = False  # answered or given back; its handler may still run after the deadline
 
-    def is_delivered_again(self, received: ReceivedCommand) -> None:
-        """What a lost subscription had brought is answered by way of this one, and once."""
+    def add_delivery(self, received: ReceivedCommand) -> None:
+        """Answer this delivery too, and no longer those of lost subscriptions."""
         self.received = [*(each for each in self.received if not each.subscription.closed), received]
 
     @property
     def was_given_back(self) -> bool:
-        """Nobody here holds it any more: it is delivered again, to us or to another worker."""
+        """True when this worker holds no delivery of it: the broker delivers it again."""
         return self.received[0].subscription.closed and all(each.subscription.closed for each in self.received)
 
     @property
     def is_settled(self) -> bool:
-        """The broker has heard that it is done, or will deliver it again."""
+        """True when every delivery was acked or given back."""
         return all(not each.subscription.holds(each.delivery) for each in self.received)
 
 
 class Lane(msgspec.Struct, eq=False):
-    """One queue's handler, the jobs that wait for it and how many run. The backlog is bounded by the prefetch."""
+    """One queue's handler with its waiting jobs and the number of running ones. The prefetch bounds the backlog."""
 
     handler: Handler
     limit: int
     backlog: deque[Job] = msgspec.field(default_factory=deque)
     running: int = 0
-    subscription: Subscription | None = None  # that brought something last
+    subscription: Subscription | None = None  # the latest that delivered
 
     @property
     def queue(self) -> str:

@@ -1,6 +1,6 @@
-"""Large results in a worker: those it is given as references are read, those it gives are put aside.
+"""Large results in a worker: it reads references in commands, and writes its own large answers as references.
 
-Only where the orchestrator and the worker name the same object store do references reach a worker, and leave one.
+Both need the engine and the worker to name the same object store.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from oraculo.worker.logs import WorkerLog
 
 PATIENCE = 10.0  # seconds to put a result
 READ_PATIENCE = 60.0  # seconds to read what a command needs; its own deadline may be sooner
-REST = 5.0  # seconds after a failure in which no result is put aside
+REST = 5.0  # seconds without a further try after a failure
 _FIELD = "oraculo_referencia"
 _MARK = _FIELD.encode()
 
@@ -28,7 +28,7 @@ _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def may_refer(payload: bytes | msgspec.Raw) -> bool:
-    """Cheap: most commands need no closer look. So is `find`, where `in` first tries the mark as a number."""
+    """Return whether a payload may hold references, by a quick look. `find` is faster than `in` on bytes."""
     return bytes(payload).find(_MARK) >= 0
 
 
@@ -39,12 +39,11 @@ class LargeAnswers:
         self._rests_until = 0.0
 
     async def resolved(self, command: Message) -> bytes | msgspec.Raw:
-        """The command's payload with the results of earlier steps in the place of the references to them. Raises
-        ObjectsError, which says what to set."""
+        """Return the command's payload with results in the place of references. Raises ObjectsError."""
         try:
             payload = _object.decode(command.payload)
             results = _object.decode(payload.get("resultados", b"{}"))
-        except msgspec.DecodeError:  # of another shape: there are no results of steps in it
+        except msgspec.DecodeError:  # a payload of another shape has no results of steps
             return command.payload
         references = _references(command.correlation_id, results)
         if not references:
@@ -66,16 +65,16 @@ class LargeAnswers:
         except TimeoutError:
             raise ObjectsUnavailable(f"the result of '{name}' was not read in {READ_PATIENCE:g} s") from None
         except ObjectsError as error:
-            told = f"the result of '{name}' cannot be read; is ORACULO_OBJECTS_URL the orchestrator's? {error}"
-            raise ObjectsUnavailable(told) from error
+            reason = f"the result of '{name}' cannot be read; is ORACULO_OBJECTS_URL the orchestrator's? {error}"
+            raise ObjectsUnavailable(reason) from error
 
     async def shortened(self, body: bytes) -> bytes:
-        """The answer with a reference for its payload, when that is large and could be put aside; else as it is."""
+        """Return the answer with a reference for a large payload, or unchanged when it could not be put aside."""
         if self._objects is None or _now() < self._rests_until:
             return body
         answer = decode_message(body)
         payload = bytes(answer.payload)
-        # A failure is read by the orchestrator; so are the names in an answer that does not echo its task.
+        # The engine reads failures, and the names in an answer without `tarefa`.
         if len(payload) <= self.threshold or answer.tarefa is None or is_failure(payload):
             return body
         try:
@@ -90,7 +89,7 @@ class LargeAnswers:
 
 
 async def completed(objects: Objects, aggregate: dict[str, Any]) -> dict[str, Any]:
-    """An aggregate with what was too much for it to bring along. What cannot be read stays a reference."""
+    """Return an aggregate with results in the place of references. An unreadable one stays a reference."""
     results = aggregate.get("resultados", {})
     for name, value in results.items():
         if isinstance(value, dict) and _FIELD in value:

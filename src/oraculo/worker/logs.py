@@ -1,4 +1,4 @@
-"""The worker's log: a line that cannot be written costs nothing but itself."""
+"""The worker's log, which never raises, and its limits for repeated lines."""
 
 import sys
 import time
@@ -15,11 +15,11 @@ _log = structlog.get_logger("oraculo.worker")
 
 
 class WorkerLog:
-    """Speaks as structlog does. It raises nothing: a log that is full, closed or of an encoding without the letter must
-    not cost an answer, nor stop what keeps the worker alive. What it cannot write goes to stderr, in ASCII.
+    """A logger with structlog's methods that never raises: a full disk or a closed log must not cost an answer.
 
-    Where nobody has set structlog up, tracebacks are Python's own: structlog's show what variables hold, passwords
-    too, and each keeps the event loop for a quarter of a second."""
+    A line that it cannot write goes to stderr, in ASCII. Where structlog is not configured, tracebacks are Python's
+    own: structlog's show the values of variables, passwords too, and take a quarter of a second each.
+    """
 
     def __init__(self, **named: object) -> None:
         self._named = named
@@ -46,21 +46,23 @@ class WorkerLog:
             getattr(_log, level)(event, **self._named | fields)
         except Exception as error:  # noqa: BLE001 - processors and streams are the user's, and may raise anything
             with suppress(Exception):
-                told = f"oraculo: {level}: {event} {self._named | fields} (the log failed: {error})"
-                print(told.encode("ascii", "backslashreplace").decode(), file=sys.stderr)
+                line = f"oraculo: {level}: {event} {self._named | fields} (the log failed: {error})"
+                print(line.encode("ascii", "backslashreplace").decode(), file=sys.stderr)
 
 
-_MOST_TOLD = 20  # exceptions of one failure that are looked at: enough to tell it from another
+_MOST_COMPARED = 20  # exceptions of one failure, to find repeats of it
 
 
 class FailureLog:
-    """Of what handlers raise. Where all attempts fail, their traces would take more of the event loop than the attempts
-    themselves: that of the same failure is written once a minute, and none of one that was raised on purpose."""
+    """The log of what handlers raise. The traceback of the same failure is written once a minute; of DoNotRetry none.
+
+    Where all attempts fail, formatting every traceback would take longer than the attempts.
+    """
 
     def __init__(self) -> None:
         self._repeats = LogThrottle()
 
-    def tell(self, log: WorkerLog, handler: str, error: BaseException, reason: str, *, on_purpose: bool) -> None:
+    def log(self, log: WorkerLog, handler: str, error: BaseException, reason: str, *, on_purpose: bool) -> None:
         if on_purpose:
             log.error("handler failed", handler=handler, reason=shortened(reason))
             return
@@ -72,19 +74,19 @@ class FailureLog:
 
 
 def _story(error: BaseException) -> list[BaseException]:
-    """It, and what its trace tells of besides: what it came of, and the members of a group."""
-    told, rest = list[BaseException](), [error]
-    while rest and len(told) < _MOST_TOLD:
+    """Return the error with its causes, its contexts and the members of its group."""
+    found, rest = list[BaseException](), [error]
+    while rest and len(found) < _MOST_COMPARED:
         each = rest.pop()
-        if all(each is not other for other in told):  # whatever a handler's own class says of equality
-            told.append(each)
+        if all(each is not other for other in found):  # a handler's own class may define equality
+            found.append(each)
             rest += each.exceptions if isinstance(each, BaseExceptionGroup) else ()
             rest += filter(None, (each.__cause__, None if each.__suppress_context__ else each.__context__))
-    return told
+    return found
 
 
 def _way(error: BaseException) -> tuple[type, int]:
-    """By which lines it came, in short."""
+    """Return a key of the lines that raised the error."""
     return type(error), hash(tuple((frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)))
 
 
@@ -93,7 +95,7 @@ def _often(times: int) -> dict[str, int]:
 
 
 class TroubleLog:
-    """Of what is seen to, and may come again every moment: the same is told once a minute, with how often it was."""
+    """The log of faults that the worker retries. The same fault is written once a minute, with its count."""
 
     def __init__(self) -> None:
         self._log = WorkerLog()

@@ -1,7 +1,7 @@
-"""Answers and progress on their way out: published together, acked together.
+"""The outbox of answers and progress reports, published and acked in batches.
 
-While batches are being confirmed the next one gathers, so a busy worker makes large batches and an idle one answers at
-once. An answer stays here until the broker confirmed it; only then is its command acked.
+While batches wait for their confirms the next one gathers, so an idle worker answers at once and a busy one makes large
+batches. A command is acked only after the broker confirmed its answer.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ from oraculo.worker.jobs import Job, ReceivedCommand
 from oraculo.worker.logs import TroubleLog, WorkerLog
 
 MAX_BATCH = 500
-MAX_BATCH_BYTES = 1024 * 1024  # a broker has seconds to confirm it, and a link may be slow
-MOST_SENDING = 3  # batches that are being confirmed at the same time: an answer need not wait for another's round trip
-MOST_SETTLING = 16  # batches whose commands are being acked at the same time
-FULL_PAUSE = 1.0  # seconds until an answer is published again that its queue had no room for
+MAX_BATCH_BYTES = 1024 * 1024  # a broker has seconds to confirm it, and a network may be slow
+MOST_SENDING = 3  # batches that wait for confirms at a time, so that no answer waits for another's round trip
+MOST_SETTLING = 16  # batches whose commands are being acked at a time
+FULL_PAUSE = 1.0  # seconds until another try at a full queue
 PROGRESS_INTERVAL = 0.2  # seconds between two progress messages of one command
 
 _log = WorkerLog()
@@ -42,7 +42,7 @@ class _Reply(msgspec.Struct, eq=False):
 
 
 class AnswerOutbox:
-    """Made on the event loop's own thread; `announce` may be called from any."""
+    """The outbox of one worker. Only `announce` may be called from other threads."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class AnswerOutbox:
         self._settling: set[asyncio.Task[None]] = set()
         self._pausing: set[asyncio.Task[None]] = set()  # answers whose queue had no room
         self._closing = False
-        self._fault: BaseException | None = None  # what ended a sending that nothing should end
+        self._fault: BaseException | None = None  # a defect that ended a sending
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
 
@@ -75,16 +75,16 @@ class AnswerOutbox:
         self._wake.set()
 
     def announce(self, job: Job) -> None:
-        """The job's context has news."""
+        """Send a progress report soon: the job's context has news."""
         if threading.get_ident() == self._thread:
             self._schedule_report(job)
             return
-        # A closed loop raises: then this thread was given up and has outlived its worker.
+        # A closed loop raises: this thread has outlived its worker.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._schedule_report, job)
 
     def last_report(self, job: Job) -> None:
-        """The job has ended: what it told last goes out before its answer."""
+        """Send the last report of a job that has ended, before its answer."""
         self._reported_at.pop(job, None)
         if job.context is not None and job.context.has_news:
             self._reports[job] = None
@@ -104,26 +104,26 @@ class AnswerOutbox:
             self._wake.set()
 
     def close(self) -> None:
-        """`run` returns once everything that is here now has been published."""
+        """Let `run` return once everything present is published."""
         self._closing = True
         self._wake.set()
 
     async def run(self) -> None:
-        """Raises what ends it unasked. Answers that were not confirmed then are lost, their commands are not."""
+        """Publish until `close`. Raises the defect that ended a sending; its commands are delivered again."""
         try:
             while self._fault is None and not (
                 self._closing and not self._replies and not self._sending and not self._pausing
             ):
                 await self._wake.wait()
-                # One turn of the loop for the commands that came with this one, by another queue's connection: answers
-                # that leave together arrive together, and cost the engine one commit.
+                # One turn of the loop gathers answers of other queues: answers that arrive together cost the engine one
+                # commit.
                 await asyncio.sleep(0)
                 self._wake.clear()
                 while self._replies or self._reports:
                     await self._room_to_send()
                     self._send_beside(self._send_batch(*self._next_batch()))
         finally:
-            for task in self._sending | self._pausing:  # none, unless this ends unasked: their commands come again
+            for task in self._sending | self._pausing:  # only after a defect or a cancellation
                 task.cancel()
         if self._fault is not None:
             raise self._fault
@@ -131,7 +131,7 @@ class AnswerOutbox:
             await asyncio.wait(self._settling)
 
     async def _room_to_send(self) -> None:
-        """One batch at a time while the broker fails: what it gave back is tried alone, after its pause."""
+        """Wait until another batch may be sent: one at a time while the broker fails."""
         most = 1 if self._backoff.is_failing else MOST_SENDING
         while len(self._sending) >= most:
             await asyncio.wait(self._sending, return_when=asyncio.FIRST_COMPLETED)
@@ -145,10 +145,10 @@ class AnswerOutbox:
         self._sending.discard(task)
         if not task.cancelled():
             self._fault = self._fault or task.exception()
-        self._wake.set()  # it may have put something back, or be the last that the end waits for
+        self._wake.set()  # it may have put answers back, or be the last one before the end
 
     def _next_batch(self) -> tuple[list[Job], list[_Reply], list[Outgoing]]:
-        """And their messages, made now: news that were taken are not told again by the next batch."""
+        """Return the next jobs with news, the next answers, and the messages of both."""
         jobs = [job for job in self._reports if job.context is not None and job.context.has_news]
         sizes = accumulate(len(reply.body) for reply in self._replies[:MAX_BATCH])
         count = max(1, bisect_right(list(sizes), MAX_BATCH_BYTES))
@@ -167,10 +167,10 @@ class AnswerOutbox:
                 return
             receipts = [Receipt(error=error)] * len(messages)
         self._backoff.reset()
-        await self._read_receipts(batch, receipts[len(messages) - len(batch) :], jobs)  # behind the reports'
+        await self._read_receipts(batch, receipts[len(messages) - len(batch) :], jobs)  # after those of the reports
 
     async def _read_receipts(self, batch: list[_Reply], receipts: Sequence[Receipt], jobs: list[Job]) -> None:
-        """Settle what was taken. A queue that is full holds up no other: its answers have a pause of their own."""
+        """Settle what was taken. Answers for a full queue pause by themselves, and hold up no other queue."""
         outcomes = list(zip(batch, receipts, strict=True))
         if full := {reply: each.error for reply, each in outcomes if isinstance(each.error, BrokerUnavailable)}:
             why = next(iter(full.values()))
@@ -182,7 +182,7 @@ class AnswerOutbox:
         await self._settle_soon([reply for reply, receipt in outcomes if receipt.error is None], jobs)
 
     async def _settle_soon(self, batch: list[_Reply], jobs: list[Job]) -> None:
-        """Beside the next batch: an answer need not wait until the broker has heard that another's command is done."""
+        """Ack commands in the background, so that the next batch need not wait."""
         task = asyncio.create_task(self._settle_and_renew(batch, jobs), name="oraculo-settle")
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
@@ -212,7 +212,10 @@ class AnswerOutbox:
         await self._backoff.pause()
 
     async def _handle_refusal(self, reply: _Reply, error: Exception) -> None:
-        """Until the command is with the dead letters its answer is remembered: it comes again, and is not to be run."""
+        """Publish a failure in the place of a refused answer. When that is refused too, dead-letter the command.
+
+        The answer is remembered until then: the command may come again, and must not run again.
+        """
         received, command = reply.received, reply.received.command
         queue = self._names.logical(received.delivery.queue)
         reason, stand_in = self._writer.refused(queue, command, error, stands_in=reply.stands_in)
@@ -256,5 +259,5 @@ class AnswerOutbox:
 
 
 def _is_refusal(error: Exception) -> TypeGuard[BrokerError]:
-    """Return whether trying again would not help: the broker can be reached, and says no."""
+    """Return whether the broker refused, so that trying again would not help."""
     return isinstance(error, BrokerError) and not isinstance(error, BrokerUnavailable)

@@ -1,11 +1,11 @@
-"""Commands that came back again and again: one of them may be what ends the process each time.
+"""The careful start of commands that were delivered often: one of them may kill the process each time.
 
-Whatever a process holds when it dies is delivered once more, and once too often in the end: the command that kills it
-would take its neighbours along to the dead letters. So these begin one by one, in no order, and each is answered and
-settled before the next: half of the innocent, on average, are done before the guilty one has its turn.
+All commands that a process holds when it dies are delivered once more, so a poisonous one would take its neighbours
+along to the dead letters. So such commands begin one by one, in random order, and each is settled before the next. On
+average half of the harmless ones are done before the poisonous one begins.
 
-Most often none of them is guilty: processes are killed, and brokers restarted, for other reasons. Those that take long
-would wait for each other until their deadlines, so after each turn that took long the next is for twice as many.
+Mostly none is poisonous: processes are killed for other reasons too. So that slow commands do not wait for each other
+until their deadlines, each slow turn doubles the number of the next.
 """
 
 import asyncio
@@ -14,15 +14,15 @@ from collections.abc import Callable, Sequence
 from oraculo.ports.clock import Entropy
 from oraculo.worker.jobs import Job
 
-MOST_TRUSTED = 3  # redeliveries, at most, of a command that begins beside others
-ALONE = 5.0  # seconds; then the next begins beside it: one that hangs must not hold up the others
-_GATHERING, _LONGEST_GATHERING = 0.1, 1.0  # seconds without another, and in all, before the first begins
-_SLOW = 0.5  # seconds, of a turn
-_FIRST_LOOK, _LONGEST_PAUSE = 0.001, 0.05  # seconds between two looks whether one is settled
+MOST_TRUSTED = 3  # redeliveries of a command that may still begin beside others
+ALONE = 5.0  # seconds until the next one begins beside it, because one may hang
+_GATHERING, _LONGEST_GATHERING = 0.1, 1.0  # seconds without another one, and in all, before the first begins
+_SLOW = 0.5  # seconds of a slow turn
+_FIRST_LOOK, _LONGEST_PAUSE = 0.001, 0.05  # seconds between two looks at the settlement
 
 
 def trusted(delivery_limit: int) -> int:
-    """How many redeliveries are no reason for doubt: a part of those that there may be."""
+    """Return the number of redeliveries up to which a command is trusted."""
     return min(MOST_TRUSTED, delivery_limit // 4)
 
 
@@ -35,7 +35,7 @@ class Suspects:
         self._duty: asyncio.Task[None] | None = None
 
     def takes(self, job: Job) -> bool:
-        """Whether it is one; then it begins when its turn has come."""
+        """Take a suspect, and begin it in its turn. Return False for a trusted job."""
         if job.received[0].delivery.redeliveries <= self._trusted:
             return False
         self._waiting.append(job)
@@ -44,7 +44,7 @@ class Suspects:
         return True
 
     def dismiss(self) -> list[Job]:
-        """Those that have not begun, and will not."""
+        """Stop, and return the jobs that have not begun."""
         if self._duty is not None:
             self._duty.cancel()
         waiting, self._waiting = self._waiting, []
@@ -66,7 +66,7 @@ class Suspects:
         return self._waiting.pop(int(self._entropy.jitter() * len(self._waiting)))
 
     async def _gather(self) -> None:
-        """Large messages arrive one by one: the first, if it began at once, would be first in every life."""
+        """Wait for further suspects: the order is random only among those that are present."""
         loop = asyncio.get_running_loop()
         until, seen = loop.time() + _LONGEST_GATHERING, 0
         while len(self._waiting) > seen and loop.time() < until:

@@ -1,4 +1,4 @@
-"""`Worker`: runs an app against a broker, from start to an orderly stop."""
+"""`Worker`: an app on a broker, from the start to an orderly stop."""
 
 import asyncio
 import functools
@@ -24,23 +24,25 @@ from oraculo.worker.logs import TroubleLog, WorkerLog
 from oraculo.worker.outbox import AnswerOutbox
 from oraculo.worker.threads import DaemonThreads
 
-RENEWALS = 3  # of what is held, within one lease: one or two may fail
-CANCEL_GRACE = 5.0  # for a cancelled handler to clean up
-PUBLISH_GRACE = 5.0  # for the last answers to be confirmed
+RENEWALS = 3  # of a lease before it ends, because one or two may fail
+CANCEL_GRACE = 5.0  # seconds for cancelled handlers to clean up
+PUBLISH_GRACE = 5.0  # seconds for the confirms of the last answers
 
 _log = WorkerLog()
 
 
 class Worker:
-    """One consumer for each queue of the app, one limit on what runs at once, one stream of answers.
+    """A running app: one consumer for each queue, one limit on what runs at once, one outbox of answers.
 
-    The broker belongs to whoever made it: the worker starts it (which is idempotent) and does not close it. A broker
-    that cannot be reached, at the start or later, is tried again until it can. `lease` and `delivery_limit` are those
-    that the broker was made with. What is held is renewed in time, however long it is worked on, and a command that
-    was delivered often begins by itself: it may be what ends the process.
+    The worker starts the broker, which is idempotent, and does not close it. It retries a broker that it cannot reach,
+    at the start or later. It renews the leases of what it holds, however long the work takes. A command that was
+    delivered often begins by itself, because it may kill the process.
 
-    `objects` is where results above `threshold` bytes are put, and where those of the steps before are read from; it is
-    shared with the orchestrator, and is not closed here either.
+    Args:
+        lease: The lease that the broker was made with.
+        delivery_limit: The delivery limit that the broker was made with.
+        objects: The object store that engine and workers share. The worker does not close it.
+        threshold: The size in bytes above which a result goes to the object store.
     """
 
     def __init__(
@@ -75,16 +77,15 @@ class Worker:
         self._started = False
 
     async def run(self) -> None:
-        """Works until `stop` is called; when cancelled, stops in order before it ends. Raises OraculoError when a part
-        of it failed, which ends the whole."""
+        """Work until `stop` is called or the task is cancelled. Raises OraculoError when a part of it failed."""
         try:
             await self.start()
             await self._stopped.wait()
         finally:
             await self.stop()
         if self._fault is not None:
-            told = f"worker '{self._app.name}' stopped, for a part of it failed: {describe(self._fault)}"
-            raise OraculoError(f"{told}; its commands were given back") from self._fault
+            reason = f"worker '{self._app.name}' stopped, for a part of it failed: {describe(self._fault)}"
+            raise OraculoError(f"{reason}; its commands were given back") from self._fault
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -94,9 +95,10 @@ class Worker:
         await self.stop()
 
     async def start(self) -> None:
-        """Begins to take commands. Idempotent; a worker that was stopped does not start again. Raises RuntimeError,
-        with the text NO_THREAD, when there are plain handlers and the system has no room for a thread: each of their
-        commands would be told as failed."""
+        """Begin to take commands. Idempotent; a stopped worker does not start again.
+
+        Raises RuntimeError, with the text NO_THREAD, when the system refuses the first thread for plain handlers.
+        """
         if self._started or self._stopping is not None:
             return
         if not self._app.handlers:
@@ -117,7 +119,7 @@ class Worker:
         return task
 
     def _duty_ended(self, duty: asyncio.Task[None]) -> None:
-        """One that fails ends the worker: it would take commands that it never answers, and look as if it were well."""
+        """Stop the worker when a part of it fails: it would take commands and never answer them."""
         if duty.cancelled() or (error := duty.exception()) is None:
             return
         self._fault = error
@@ -155,25 +157,27 @@ class Worker:
         return min(handler.concurrency or self._settings.concurrency, self._settings.concurrency)
 
     def _intake_of(self, lane: Lane) -> QueueIntake:
-        # More than what may run: the next commands are here when the present ones end.
+        # More than may run, so that the next commands are here when the present ones end.
         prefetch = lane.limit * (1 + self._settings.ahead)
         receive = functools.partial(self._dispatcher.receive, lane)
         queue = self._names.physical(lane.queue)
         return QueueIntake(self._broker, queue, prefetch, receive, self._entropy, TroubleLog().of_queue)
 
     async def _renew_leases(self) -> None:
-        """One loop for everything that is held, waiting or in work."""
+        """Renew the leases of everything that is held, waiting or in work."""
         while True:
             await asyncio.sleep(self._lease_renewal)
             for intake in self._intakes:
                 await intake.extend()
 
     async def stop(self) -> None:
-        """Stops in phases: no new commands; a grace for those in work; the rest cancelled; answers published;
-        consumers closed, which gives back every command that has no answer. Idempotent; each caller waits for the end.
+        """Stop in phases. Idempotent; each caller waits for the end.
 
-        A plain handler that is still in its thread after the grace cannot be cancelled: it runs on, its answer is
-        dropped and its command is given back. Its thread does not keep the process.
+        First no new commands are taken, then those in work have a grace, then the rest is cancelled, then answers are
+        published. At last the consumers close, which gives back every command without an answer.
+
+        A plain handler in its thread cannot be cancelled. It runs on, its answer is dropped, and its thread does not
+        keep the process.
         """
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop(), name="oraculo-stop")

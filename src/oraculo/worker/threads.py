@@ -1,4 +1,4 @@
-"""Threads for plain handlers, which may hang for ever without keeping the process."""
+"""Threads for plain handlers, which may hang without keeping the process."""
 
 import functools
 import queue
@@ -14,21 +14,25 @@ _Call = tuple["Future[Any]", Callable[[], Any]]
 
 
 class DaemonThreads(Executor):
-    """An executor of daemon threads: those of ThreadPoolExecutor are joined when the interpreter ends, so a call that
-    never returns would keep the process for ever. They are started as they are needed, up to `limit`, and kept."""
+    """An executor of daemon threads, started as needed up to `limit`, and kept.
+
+    The interpreter joins the threads of ThreadPoolExecutor at its end, so a hanging call would keep the process.
+    """
 
     def __init__(self, limit: int, name: str) -> None:
         self._limit = limit
         self._name = name
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self._idle = 0  # threads that wait for a call which is not there yet
+        self._idle = 0  # threads that wait for a call
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._closed = False
 
     def start_one(self) -> None:
-        """So that there always is one: no call can fail then for want of a thread. Raises RuntimeError, with the text
-        NO_THREAD, when the system has no room for it."""
+        """Start the first thread, so that no later call fails for want of one.
+
+        Raises RuntimeError, with the text NO_THREAD, when the system refuses it.
+        """
         with self._lock:
             thread = threading.Thread(target=self._wait_and_work, name=f"{self._name}_0", daemon=True)
             thread.start()
@@ -36,7 +40,7 @@ class DaemonThreads(Executor):
             self._idle += 1
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
-        """Raises RuntimeError after `shutdown`, and when there is no thread and none can be started."""
+        """Run a call. Raises RuntimeError after `shutdown`, and when no thread exists and none can be started."""
         future: Future[T] = Future()
         with self._lock:
             if self._closed:
@@ -53,9 +57,9 @@ class DaemonThreads(Executor):
         try:
             thread = threading.Thread(target=self._work, name=name, daemon=True)
             thread.start()
-        except (RuntimeError, MemoryError):  # a limit is reached: the call is left to the threads that there are
+        except (RuntimeError, MemoryError):  # at a limit the call is left to the threads that exist
             if not self._threads:
-                self._calls.get_nowait()  # the call, which no thread may take now that it is told to have failed
+                self._calls.get_nowait()  # the call failed, so no thread may take it
                 raise
         else:
             self._threads.append(thread)
@@ -69,7 +73,7 @@ class DaemonThreads(Executor):
     def _work(self) -> None:
         while (call := self._next_call()) is not None:
             _perform(*call)
-            del call  # what it holds is not kept until the next one comes
+            del call  # frees what it holds before the next one comes
 
     def _next_call(self) -> _Call | None:
         with self._lock:
@@ -80,7 +84,7 @@ class DaemonThreads(Executor):
         return self._calls.get()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Idle threads end; a busy one ends after its call. Idempotent."""
+        """End idle threads at once, and busy ones after their call. Idempotent."""
         with self._lock:
             self._closed = True
             if cancel_futures:
@@ -106,7 +110,7 @@ def _perform(future: "Future[Any]", call: Callable[[], Any]) -> None:
         return
     try:
         result = call()
-    except BaseException as error:  # noqa: BLE001 - whoever awaits the future is told, whatever it is
+    except BaseException as error:  # noqa: BLE001 - the future carries any error
         future.set_exception(error)
     else:
         future.set_result(result)

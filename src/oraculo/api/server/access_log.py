@@ -1,4 +1,4 @@
-"""Keys in addresses, masked before uvicorn's access log shows them. A key belongs in a header, but people slip."""
+"""The mask for keys in addresses, before uvicorn's access log shows them."""
 
 import logging
 import re
@@ -12,7 +12,7 @@ _SECRETS = re.compile(r"(key|token|secret|password|passwd|pwd|auth|authorization
 
 
 def mask_keys(keys: Sequence[str]) -> None:
-    """Mask these keys, and the values of parameters that are called like secrets, in this process's access log."""
+    """Mask these keys, and parameters with names of secrets, in the access log of this process."""
     logger = logging.getLogger("uvicorn.access")
     for old in [old for old in logger.filters if isinstance(old, _Masking)]:
         logger.removeFilter(old)
@@ -30,7 +30,7 @@ class _Masking(logging.Filter):
         return True
 
     def _masked(self, target: str) -> str:
-        """Mask an address without a host, or a text that is none."""
+        """Return a path with its query, masked."""
         path, mark, query = target.partition("?")
         if self._has_key(path):
             path = quote(self._without_keys(unquote(path)), safe="/*")
@@ -43,7 +43,7 @@ class _Masking(logging.Filter):
         return f"{name}={_MASK}" if mark and is_secret else parameter
 
     def _has_key(self, part: str) -> bool:
-        """Look for a key in a part of an address. A plus may stand for itself or for a blank."""
+        """Return whether a part of an address has a key. A plus may mean itself or a blank."""
         texts = (unquote(part), unquote_plus(part))
         return any(key in text for key in self._keys for text in texts)
 

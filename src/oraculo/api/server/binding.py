@@ -1,4 +1,4 @@
-"""Puts the bounds of connections on a uvicorn server, once its configuration is loaded."""
+"""The functions that put the bounds of connections on a uvicorn server."""
 
 import logging
 import socket
@@ -26,7 +26,7 @@ def bind(config: uvicorn.Config, settings: ApiSettings) -> None:
     bounds = Bounds(settings)
     protocol = _bounded(config.http_protocol_class)
     config.http_protocol_class = partial(protocol, bounds=bounds)  # type: ignore[assignment]
-    if isinstance(config.loaded_app, ProxyHeadersMiddleware):  # it believes whomever uvicorn's own options name
+    if isinstance(config.loaded_app, ProxyHeadersMiddleware):  # it trusts the addresses of uvicorn's own options
         config.loaded_app = config.loaded_app.app
     if settings.proxies:
         config.loaded_app = BehindProxies(config.loaded_app, settings.proxies, bounds)
@@ -68,7 +68,7 @@ def bind_every_server_of(app: object, settings: ApiSettings) -> None:
 
 
 def _serves(loaded: object, app: object) -> bool:
-    """Whether `loaded` is the app, or one of uvicorn's own wrappers around it."""
+    """Return whether `loaded` is the app, or one of uvicorn's wrappers around it."""
     while loaded is not None and loaded is not app:
         loaded = getattr(loaded, "app", None) if type(loaded).__module__.startswith("uvicorn.") else None
     return loaded is app

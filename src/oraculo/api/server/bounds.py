@@ -9,9 +9,9 @@ from typing import Protocol
 from oraculo.core.log_throttle import LogThrottle
 from oraculo.settings import ApiSettings
 
-HEAD_BYTES = 64 * 1024  # of a request line and its headers, of trailers, and of what else stands around chunks
+HEAD_BYTES = 64 * 1024  # of a request line with its headers, of trailers, and of the overhead of chunks
 HEAD_FIELDS = 100  # headers of a request, and trailers
-# What a chunk may bring along besides its data: its size and line ends, and an extension in proportion to the data.
+# The overhead of an honest chunk: its size and line ends, and an extension in proportion to its data.
 _AROUND_A_CHUNK = 16
 _AROUND_A_BYTE = 2
 
@@ -22,7 +22,7 @@ class Seat(Protocol):
     """A connection, as the count of a client's connections sees it."""
 
     def is_serving(self) -> bool:
-        """Whether a request is being answered."""
+        """Return whether a request is being answered."""
         ...
 
     def give_way(self) -> None:
@@ -49,9 +49,9 @@ class Bounds:
             return False
 
     def enter(self, client: Hashable, connection: Seat) -> bool:
-        """Count a connection of `client`, or its request behind a proxy; False when it has as many as it may.
+        """Count a connection of `client`, or its request behind a proxy. Return False when it has too many.
 
-        The oldest on which nothing is asked gives way, so that silent connections keep out nobody.
+        Its oldest idle connection is closed first, so that idle connections keep out nobody.
         """
         connections = self._connections.setdefault(client, {})
         if len(connections) >= self._most:
@@ -71,13 +71,13 @@ class Bounds:
             self._connections.pop(client, None)
 
     def log(self, what: str, address: str) -> None:
-        """Log what was done to a connection, and the same again at most once a minute."""
+        """Log what was done to a connection, the same at most once a minute."""
         if times := self._repeats.times(what, time.monotonic()):
             _logger.warning("%s (%s%s)", what, address, f", and {times - 1} more" if times > 1 else "")
 
 
 def client_of(address: str) -> Hashable:
-    """Return what counts as one client: an IPv4 address, or the network of an IPv6 address, which is one customer's."""
+    """Return what counts as one client: an IPv4 address, or the /64 network of an IPv6 address."""
     try:
         ip = ip_address(address.partition("%")[0])
     except ValueError:
@@ -88,16 +88,13 @@ def client_of(address: str) -> Hashable:
 
 
 class ChunkOverhead:
-    """The bytes of a body that are no data: sizes and extensions of chunks, and trailers.
-
-    What honest chunks need is taken off, so that only excess is left.
-    """
+    """A count of the bytes of a body that are no data, beyond what honest chunks need."""
 
     def __init__(self) -> None:
         self._excess = 0
 
     def take(self, read: int, data: int, chunks: int) -> None:
-        """Count `read` bytes, of which `data` are data in `chunks` new chunks."""
+        """Count `read` bytes, with `data` bytes of data in `chunks` new chunks."""
         allowed = data + _AROUND_A_BYTE * data + _AROUND_A_CHUNK * chunks
         self._excess = max(0, self._excess + read - allowed)
 

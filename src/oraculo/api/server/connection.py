@@ -1,7 +1,7 @@
-"""The bounds of one connection, whichever parser reads it: how long a header may take and a reply may stay unread, how
-many connections a client may have, and the refusals.
+"""The bounds of one connection: the time for headers, the time for reading a reply, the connections of a client.
 
-They stand in the server, because an ASGI app sees a request only once its headers are complete."""
+They are part of the server, because an ASGI app sees a request only once its headers are complete.
+"""
 
 import asyncio
 from collections.abc import Hashable
@@ -14,8 +14,8 @@ from oraculo.api.problems import PROBLEM_JSON, RETRY_SECONDS, Problem
 from oraculo.api.server.bounds import HEAD_BYTES, HEAD_FIELDS, Bounds, client_of
 from oraculo.api.server.unread import unread_bytes
 
-# After a refusal what still comes is read and dropped for so long, so that the refusal arrives: to close a connection
-# with unread bytes tells the other end to throw away what it has not read.
+# After a refusal incoming bytes are read and dropped for a while, so that the refusal arrives. Closing a connection
+# with unread bytes makes the other end drop what it has not read.
 _LINGER_SECONDS = 1.0
 _LINGER_BYTES = 1024 * 1024
 
@@ -26,10 +26,10 @@ TOO_LARGE = f"Headers, trailers and chunk extensions may have {HEAD_BYTES} bytes
 
 
 class BoundedConnection(asyncio.Protocol):
-    """The bounds of one connection, to stand before uvicorn's protocol of either parser."""
+    """The bounds of one connection, mixed in before uvicorn's protocol of either parser."""
 
     parser_name: str
-    # Of uvicorn's protocols, with types of their own in each.
+    # Attributes of uvicorn's protocols, each with its own types.
     loop: Any
     transport: Any
     client: Any
@@ -46,7 +46,7 @@ class BoundedConnection(asyncio.Protocol):
         self._is_refused = False
         self._write_timer: asyncio.TimerHandle | None = None
         self._unread = 0  # bytes of replies when the timer was started
-        self._reads = False  # and whether the process has written all of them since
+        self._reads = False  # the process has written all of them since
         self._dropped = 0  # bytes that came after a refusal
         self.is_in_head = True  # what comes next belongs to the headers of a request
 
@@ -54,17 +54,17 @@ class BoundedConnection(asyncio.Protocol):
 
     @property
     def piece_size(self) -> int:
-        """Bytes that the parser may be given now."""
+        """The most bytes that the parser may get now."""
         return HEAD_BYTES
 
     @property
     def has_part_of_head(self) -> bool:
-        """Whether some of a request's headers came, and not all."""
+        """True while a part of a request's headers is missing."""
         raise NotImplementedError
 
     @property
     def is_overfull(self) -> bool:
-        """Whether the parser met more than is allowed."""
+        """True once the parser met more than is allowed."""
         raise NotImplementedError
 
     def feed(self, piece: bytes) -> None:
@@ -72,16 +72,16 @@ class BoundedConnection(asyncio.Protocol):
         raise NotImplementedError
 
     def head_ended(self) -> None:
-        """Note that the headers of a request are complete."""
+        """Take note that the headers of a request are complete."""
         self.is_in_head = False
         self._stop_head_timer()
 
     def message_ended(self) -> None:
-        """Note that a request is complete, and that another may follow."""
+        """Take note that a request is complete, and that another may follow."""
         self.is_in_head = True
 
     def refuse_too_large(self) -> None:
-        """Refuse what has more than is allowed."""
+        """Refuse a request that is too large."""
         self.refuse(431, TOO_LARGE)
 
     # -- asyncio's callbacks ---------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class BoundedConnection(asyncio.Protocol):
         self._reads = True
 
     def on_response_complete(self) -> None:
-        """Note that a reply was written, which uvicorn calls. What is left of it may stay unread for ever."""
+        """Watch the reader of a reply that uvicorn has written: the client may never read the rest."""
         super().on_response_complete()  # type: ignore[misc]
         if self.transport.get_write_buffer_size():
             self._watch_reader()
@@ -187,12 +187,12 @@ class BoundedConnection(asyncio.Protocol):
     # -- what is not served ------------------------------------------------------------------------------------------
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Say nothing of a client that offers another protocol: it gets its answer in this one."""
+        """Log nothing: a client that offers another protocol gets its answer in this one."""
 
     # -- refusals --------------------------------------------------------------------------------------------------
 
     def send_400_response(self, _msg: str) -> None:
-        """Answer what the parser cannot read; uvicorn calls it."""
+        """Answer a request that the parser cannot read. uvicorn calls it."""
         if self.is_overfull:
             self.refuse_too_large()
         else:

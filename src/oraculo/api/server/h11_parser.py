@@ -1,4 +1,4 @@
-"""The bounds of what h11 reads: it bounds what is incomplete, but neither counts headers nor adds up extensions."""
+"""The bounds for h11, which counts neither headers nor chunk extensions."""
 
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
@@ -12,9 +12,9 @@ from oraculo.api.server.connection import BoundedConnection
 
 
 class _Parser(h11.Connection):
-    """h11's own, which refuses what is too large as it refuses what it cannot read."""
+    """h11's connection, which also refuses what is too large."""
 
-    is_overfull = False  # whether it did
+    is_overfull = False
 
     def __init__(self, head_ended: Callable[[], None], message_ended: Callable[[], None]) -> None:
         super().__init__(h11.SERVER, HEAD_BYTES)

@@ -1,4 +1,4 @@
-"""The bounds of what httptools reads: it keeps no count of its own, and adds up each header that does not end."""
+"""The bounds for httptools, which has none, and buffers a header that does not end."""
 
 from typing import Any
 
@@ -14,18 +14,18 @@ class BoundedHttpTools(BoundedConnection, HttpToolsProtocol):
 
     parser_name = "httptools"
     _overhead = ChunkOverhead()
-    _head_bytes = 0  # of the request whose headers are not complete
-    _fields = 0  # of the headers, or trailers, that are being read
+    _head_bytes = 0  # of headers that are not complete
+    _fields = 0  # of the headers or trailers being read
     _answered: RequestResponseCycle | None = None  # `cycle` is the newest of several that a client sent at once
-    _ends = 0  # how often a head or a message ended
-    _data = 0  # bytes of body, and
-    _chunks = 0  # chunks, of the piece that is being read
+    _ends = 0  # heads and messages that ended
+    _data = 0  # bytes of body in the present piece
+    _chunks = 0  # chunks in the present piece
 
     def feed(self, piece: bytes) -> None:
         ends, self._data, self._chunks = self._ends, 0, 0
         HttpToolsProtocol.data_received(self, piece)
         if ends != self._ends:
-            # Where in the piece the next head or body began is not known: it is counted from the next piece on.
+            # The next head or body began somewhere in this piece: it is counted from the next piece on.
             self._head_bytes = 0
             return
         if self.is_in_head:
@@ -40,8 +40,7 @@ class BoundedHttpTools(BoundedConnection, HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Say so to the request that is being answered. uvicorn says it to the newest only, and to write an answer to a
-        connection that is gone is a fault."""
+        """Disconnect the request that is being answered. uvicorn disconnects the newest only."""
         super().connection_lost(exc)
         if self._answered is not None:
             self._answered.disconnected = True
@@ -70,7 +69,7 @@ class BoundedHttpTools(BoundedConnection, HttpToolsProtocol):
         self._fields += 1
         if self._fields > HEAD_FIELDS:
             raise HttpParserError("too many headers")
-        if self.is_in_head:  # trailers are no headers: who checks those has done so before these come
+        if self.is_in_head:  # trailers must not pass for headers, which were checked before
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:

@@ -1,4 +1,4 @@
-"""Reverse proxies: whose word on a client's address counts, and how the clients behind them are counted."""
+"""Reverse proxies: the trusted source of client addresses, and the limit for each client behind one."""
 
 from collections.abc import Sequence
 from ipaddress import ip_network
@@ -14,10 +14,10 @@ from oraculo.api.server.connection import TOO_MANY
 
 
 class BehindProxies:
-    """Takes clients' addresses from configured proxies, and bounds the requests of each such client.
+    """Middleware that reads clients' addresses from configured proxies, and limits the requests of each client.
 
-    All connections of a proxy come from one address. So a client behind it may have as many requests at a time as
-    another client may have connections.
+    All connections of a proxy have one address. So a client behind it may have as many requests at a time as other
+    clients may have connections.
     """
 
     def __init__(self, app: ASGIApp, proxies: Sequence[str], bounds: Bounds) -> None:
@@ -48,11 +48,11 @@ class BehindProxies:
 
 
 async def _nothing(_scope: Any, _receive: Any, _send: Any) -> None:
-    """Stand where an app would, for a middleware that is wanted for what it does to the scope."""
+    """Stand in for an app: only the middleware's change of the scope is wanted."""
 
 
 class _Request:
-    """A request behind a proxy, which counts as a connection on which something is asked."""
+    """A request behind a proxy, which counts as a connection in use."""
 
     def is_serving(self) -> bool:
         return True
