@@ -231,7 +231,7 @@ async def test_the_mark_that_an_earlier_version_left_is_known(tmp_path: Path) ->
     await publish_all(broker, [Outgoing(EARLIER_MARK, EARLIER_BODY)])
     looks = broker.looks
     async with Harness(settings=QUICK, broker=broker, store=SqliteStore(path), telemetry=told):
-        await until(lambda: broker.looks > looks + broker_marks.SIGHTS + 2)
+        await until(lambda: broker.looks > looks + broker_marks.LOOKS + 2)
     frozen = (
         "brokers in use have this mark; without it each is taken for one that came back empty, and whoever upgrades "
         "gets all open commands sent twice: look for the old mark too before it is changed"
@@ -269,11 +269,11 @@ async def test_what_is_sent_after_the_mark_was_missed_is_not_sent_again() -> Non
 async def test_a_broker_that_cannot_count_for_a_while_has_forgotten_nothing() -> None:
     broker, told = Busy("rabbitmq"), Told()
     async with Harness(settings=QUICK, broker=broker, telemetry=told) as oraculo:
-        [memory] = oraculo.engine._broker_marks._broker_marks
+        [memory] = oraculo.engine._broker_marks._marks
         await sent_one(oraculo, broker)
         await until(lambda: not memory.is_in_haste)
         broker.counts, broker.looks = False, 0
-        await until(lambda: broker.looks > 2 * broker_marks.SIGHTS)
+        await until(lambda: broker.looks > 2 * broker_marks.LOOKS)
         broker.counts, broker.looks = True, 0
         await until(lambda: broker.looks > 2)
     assert not told.of(CommandsTakenBack)
@@ -284,7 +284,7 @@ async def test_a_broker_that_is_away_is_not_looked_at() -> None:
     async with Harness(settings=QUICK, broker=broker) as oraculo:
         await until(lambda: is_marked(broker))
         broker.away, broker.looks = "pulled out", 0
-        await oraculo.engine._broker_marks._broker_marks[0].look()
+        await oraculo.engine._broker_marks._marks[0].look()
         assert not broker.looks
 
 
@@ -300,7 +300,7 @@ async def test_a_broker_that_tells_of_its_loss_a_moment_later_gets_everything_on
 
     monkeypatch.setattr(BrokerWatch, "look", counted)
     async with Harness(settings=QUICK, broker=broker, telemetry=told) as oraculo:
-        [memory] = oraculo.engine._broker_marks._broker_marks
+        [memory] = oraculo.engine._broker_marks._marks
         await sent_one(oraculo, broker)
         await until(lambda: not memory.is_in_haste)
         await broker.forget()
@@ -324,13 +324,13 @@ async def test_where_no_mark_may_be_left_that_is_told_and_nothing_is_sent_again(
             run_id = await oraculo.submit(REQUEST)
             await until(lambda: sent_by(oraculo, run_id, ["rabbitmq"]))  # noqa: B023 - it is awaited here
             await until(lambda: told.of(LoopFailed))
-    blind = LoopFailed("memories", "should rabbitmq come back empty, that is not noticed: ACCESS_REFUSED")
+    blind = LoopFailed("broker marks", "should rabbitmq come back empty, that is not noticed: ACCESS_REFUSED")
     assert told.of(LoopFailed) == [blind, blind]
     assert await waiting(broker) == 2
 
 
 async def test_of_several_engines_one_takes_it_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SIGHTS", "SIGHTS_MORE"):
+    for name in ("LOOKS", "MORE_LOOKS"):
         monkeypatch.setattr(broker_marks, name, 10_000)  # nobody waits in vain for the engine that has begun
     noted, note_loss = list[BrokerWatch](), BrokerWatch.note_loss
 
@@ -367,4 +367,4 @@ async def test_of_several_brokers_only_what_the_forgetful_one_took_is_sent_again
 
 async def test_a_broker_inside_the_process_needs_no_mark() -> None:
     async with Harness(settings=QUICK, store=SqliteStore(MEMORY)) as oraculo:
-        assert "memories" not in oraculo.engine._works()
+        assert "broker marks" not in oraculo.engine._works()

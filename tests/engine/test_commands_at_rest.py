@@ -55,7 +55,7 @@ async def test_it_is_told_also_after_the_run_has_ended() -> None:
 
 
 async def test_many_dead_letters_are_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explanation, "_MOST_LETTERS", 1)
+    monkeypatch.setattr(explanation, "_MOST_DEAD_LETTERS", 1)
     monkeypatch.setattr(SLOW, 0.0)
     async with Harness(settings=QUICK) as oraculo:
         assert COUNTED in await told(oraculo, await quarantined(oraculo))

@@ -148,7 +148,7 @@ async def test_a_new_edition_takes_the_place_of_the_one_that_waits() -> None:
         receivers.speaks.set()
         await oraculo.engine._deliveries.finished()
         assert receivers.called == [first, f"{second}.2"]
-        assert not oraculo.engine._deliveries._turns[Channel.WEBHOOK]._bytes
+        assert not oraculo.engine._deliveries._receivers[Channel.WEBHOOK]._bytes
 
 
 async def test_what_waits_counts_as_much_as_its_last_edition_is_large() -> None:
@@ -157,7 +157,7 @@ async def test_what_waits_counts_as_much_as_its_last_edition_is_large() -> None:
         courier = oraculo.engine._deliveries
         first, second = await one_waits_for_another(oraculo, receivers)
         courier.deliver((await oraculo.store.heads([second]))[second], bytes(5000), [0])
-        turns_of_webhooks = courier._turns[Channel.WEBHOOK]
+        turns_of_webhooks = courier._receivers[Channel.WEBHOOK]
         assert turns_of_webhooks._bytes == 5000 + len(courier._errands[first, 0].aggregate)
         receivers.speaks.set()
         await courier.finished()
@@ -288,7 +288,7 @@ async def test_a_receiver_that_answers_with_an_error_is_not_away() -> None:
         for _ in range(30):
             await ended_run(oraculo, GOOD)
         await until(lambda: len(answered) == 30)
-        assert oraculo.engine._deliveries._turns[Channel.WEBHOOK]._lines == {}
+        assert oraculo.engine._deliveries._receivers[Channel.WEBHOOK]._lines == {}
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ async def test_a_receiver_that_hangs_up_or_says_nothing_is_not_away(
 
     settings = Settings(engine=QUICK, webhook=WebhookSettings(concurrency=4, backoff=600, max_backoff=600))
     async with Harness(settings=settings, post=post) as oraculo:
-        lines = oraculo.engine._deliveries._turns[Channel.WEBHOOK]._lines
+        lines = oraculo.engine._deliveries._receivers[Channel.WEBHOOK]._lines
         for _ in range(5):
             await ended_run(oraculo, GOOD)
         await until(lambda: not errors and lines, saying="a third to try it")

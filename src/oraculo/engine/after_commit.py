@@ -1,4 +1,4 @@
-"""What follows a commit: commands go out, timers are set, aggregates are delivered, watchers are woken."""
+"""The consequences of a commit: commands go out, timers are set, aggregates are delivered, watchers wake up."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,12 +18,14 @@ from oraculo.engine.timers import Timers
 from oraculo.engine.watchers import Watchers
 from oraculo.ports.telemetry import HistoryAdded, LoopFailed, RunFinished, Telemetry
 
-# Aggregates whose large results are being read. Past that a run is left to its delivery timer, and to the lookout.
+# Aggregates whose large results are being read. Others are left to their delivery timers and to the lookout.
 MAX_READING = 200
 _AT_ONCE = 4
 
 
 class AfterCommit:
+    """The parts that act on a commit, called in their order."""
+
     def __init__(
         self,
         outbox: Outbox,
@@ -40,9 +42,10 @@ class AfterCommit:
         self._results = results
         self._telemetry = telemetry
         self._reading: dict[str, _Reading] = {}
-        self._turns = asyncio.Semaphore(_AT_ONCE)  # what was read is held until it is handed out
+        self._turns = asyncio.Semaphore(_AT_ONCE)  # results stay in memory until they are handed out
 
     def committed(self, changes: Changes) -> None:
+        """Act on a committed change."""
         self._outbox.send(changes)
         if not changes.dirty:
             return
@@ -58,19 +61,20 @@ class AfterCommit:
         self._watchers.changed(changes.run.id)
 
     def noted(self, run_id: str, event: Event) -> None:
+        """Act on a committed note."""
         if isinstance(event, Sent):
             self._outbox.noted(run_id, event)
 
     def _ended(self, changes: Changes) -> None:
         run = changes.run
-        # The aggregate of a wide run is large: it is made only for those who take it.
+        # The aggregate of a wide run is large, so it is made only when somebody takes it.
         if run.id in self._watchers or changes.deliver:
             if references := self._results.references(run):
                 self._read_and_hand_out(changes, references)
             else:
                 self._hand_out(run.head, encode_aggregate(run), changes.deliver, changes.ended)
         if changes.ended:
-            self._tell(changes)
+            self._report_end(changes)
 
     def _hand_out(self, head: RunHead, encoded: bytes, deliver: Sequence[int], ended: bool) -> None:
         self._deliveries.deliver(head, encoded, deliver)
@@ -80,9 +84,12 @@ class AfterCommit:
     # -- large results ----------------------------------------------------------------------------------------
 
     def _read_and_hand_out(self, changes: Changes, references: dict[str, ResultReference]) -> None:
-        """The run goes on being changed meanwhile: what was committed now is copied now."""
+        """Read large results, and hand out the aggregate as it was at this commit.
+
+        The run goes on changing meanwhile, so everything is copied now.
+        """
         run_id = changes.run.id
-        if (reading := self._reading.get(run_id)) is not None:  # it takes so long that its timer rang
+        if (reading := self._reading.get(run_id)) is not None:  # its delivery timer rang meanwhile
             reading.renew(changes)
         elif len(self._reading) < MAX_READING:
             reading = self._reading[run_id] = _Reading(changes)
@@ -95,7 +102,7 @@ class AfterCommit:
             self._hand_out(reading.head, msgspec.json.encode(reading.made), sorted(reading.deliver), reading.ended)
 
     def _give_up_outdated(self, changes: Changes) -> None:
-        """An aggregate that is still being put together when the run is reopened or amended is not handed out."""
+        """Give up an aggregate that is being put together when its run is reopened or amended."""
         run = changes.run
         if run.id in self._reading and (changes.ended or run.is_open):
             self._reading.pop(run.id).cancel()
@@ -107,24 +114,24 @@ class AfterCommit:
             self._telemetry.emit(LoopFailed("large results", f"{type(error).__name__}: {error}"))
 
     async def handed_out(self) -> None:
-        """Returns when no large result is being read for an aggregate."""
+        """Return when no aggregate waits for large results."""
         while self._reading:
             await asyncio.wait([reading.task for reading in self._reading.values() if reading.task])
 
     async def abandon(self) -> None:
-        """Stops reading; the delivery timers bring it back."""
+        """Stop reading large results; the delivery timers bring the aggregates back."""
         for reading in self._reading.values():
             reading.cancel()
         await self.handed_out()
 
-    def _tell(self, changes: Changes) -> None:
+    def _report_end(self, changes: Changes) -> None:
         head = changes.run.head
         seconds = max(0.0, (head.ended_at or head.created_at) - head.created_at)  # the clock may have been set back
         self._telemetry.emit(RunFinished(head.id, head.name, head.status, head.edition, head.total, seconds))
 
 
 class _Reading:
-    """An aggregate whose large results are being read, and the deliveries that it is for, as they were committed."""
+    """An aggregate that waits for large results, and its deliveries as they were committed."""
 
     __slots__ = ("deliver", "ended", "head", "made", "task")
 
@@ -137,7 +144,7 @@ class _Reading:
         self.renew(changes)
 
     def renew(self, changes: Changes) -> None:
-        """Its deliveries are handed over by their last lease: with an older one none would be made."""
+        """Take the latest leases of the deliveries, because none is attempted under an older one."""
         self.head.deliveries = [msgspec.structs.replace(one) for one in changes.run.head.deliveries]
         self.deliver.update(changes.deliver)
 

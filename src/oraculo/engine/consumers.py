@@ -1,4 +1,4 @@
-"""The queues that an engine reads itself, answers and requests: a consumer of each, made again whenever it is lost."""
+"""The consumers of the queues that an engine reads itself, answers and requests. Lost ones are made again."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,14 @@ from oraculo.ports.broker import Consumer, ConsumerDoubted
 from oraculo.ports.broker_admin import FullBroker
 from oraculo.settings.sections import EngineSettings
 
-HEARD_WITHIN = 5.0  # seconds in which what waits in a queue must get less to be waited for
+HEARD_WITHIN = 5.0  # seconds in which what waits must get less
 HEARD_AT_LAST = 60.0
 _GLANCE = 0.1
 
 
 class EngineConsumers:
+    """A consumer for each of an engine's own queues."""
+
     def __init__(self, broker: FullBroker, inbox: Inbox, queues: Sequence[str], settings: EngineSettings) -> None:
         self.names = queues
         self._broker = broker
@@ -27,12 +29,16 @@ class EngineConsumers:
         self._unread = UnreadQueues()
 
     async def subscribe(self) -> None:
+        """Begin to consume every queue; `pump` tries again where the broker is away."""
         for queue in self.names:
             with suppress(BrokerUnavailable):  # `pump` tries again
                 await self._subscribe(queue)
 
     async def pump(self, queue: str) -> None:
-        """Until the consumer is lost. When cancelled it leaves it open, for what was taken to be settled on."""
+        """Put what a queue brings into the inbox, until its consumer is lost.
+
+        When cancelled it leaves the consumer open, so that what was taken can be settled.
+        """
         consumer = self._consumers.get(queue) or await self._subscribe(queue)
         try:
             while await self._is_only_doubted(queue, consumer):
@@ -44,7 +50,7 @@ class EngineConsumers:
         await self._drop(queue)
 
     async def _is_only_doubted(self, queue: str, consumer: Consumer) -> bool:
-        """Takes until the consumer ends. Whether nothing but a doubt ended it."""
+        """Take until the consumer ends, and return whether only a doubt ended it."""
         try:
             while deliveries := await consumer.take(self._settings.batch):
                 self._unread.brought(queue)
@@ -54,15 +60,17 @@ class EngineConsumers:
         return False
 
     async def _replaced(self, queue: str, doubted: Consumer) -> Consumer:
-        """Without a moment in which the queue has no consumer: nothing is wrong with it."""
+        """Return a new consumer, made before the doubted one closes: nothing is wrong with the queue."""
         consumer = await self._broker.consume(queue, prefetch=self._settings.prefetch)
         self._keep(queue, consumer)
         await self._let_go(doubted)
         return consumer
 
     async def heard_out(self, queue: str) -> None:
-        """Returns when nothing waits in it any more, or it does not get less. Twice nothing: what is on its way to us
-        is in no count."""
+        """Return when nothing waits in the queue any more, or what waits does not get less.
+
+        Nothing must wait twice in a row, because no count includes messages on their way.
+        """
         loop, fewest, looks = asyncio.get_running_loop(), inf, 2
         last = loop.time() + HEARD_AT_LAST
         with suppress(TimeoutError, BrokerError):
@@ -96,7 +104,7 @@ class EngineConsumers:
             await self._let_go(lost)
 
     async def _let_go(self, lost: Consumer) -> None:
-        # What it brought may still be decided; but while the store is away, each consumer would bring it anew.
+        # Its messages may still be decided. But while the store is away, each new consumer would bring them once more.
         if len(self._inbox) > self._settings.prefetch:
             self._inbox.forget_arrived(lost)
         with suppress(OraculoError):
@@ -108,10 +116,11 @@ class EngineConsumers:
 
     @property
     def unread(self) -> Mapping[str, str]:
-        """Those whose consumer fails, and why. With several brokers, on each of them."""
+        """The queues whose consumer fails, and why. With several brokers it fails on each of them."""
         return self._unread.reasons(asyncio.get_running_loop().time())
 
     @property
     def without_consumer(self) -> Sequence[str]:
+        """The queues that nobody reads here now."""
         failing = self.unread
         return [queue for queue in self.names if queue in failing or queue not in self._consumers]

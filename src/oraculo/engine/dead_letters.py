@@ -1,7 +1,7 @@
-"""Dead letters: looking at them, trying them again, throwing them away.
+"""Dead letters: lists, redrives and discards them.
 
-A dead letter that is the command of a failed task is not just moved back: its task and run are reopened first, and
-the engine sends the command again under the next attempt, so that the answer counts.
+A dead letter may be the command of a failed task. Then its task and run are reopened first, and the engine sends the
+command again under the next attempt, so that the answer counts.
 """
 
 import asyncio
@@ -26,19 +26,21 @@ from oraculo.ports.threads import handed_over_if_wide
 from oraculo.wire.message import decode_message
 from oraculo.wire.naming import QueueNames, is_dlq, source_name
 
-_PAGE = 200  # letters whose runs are looked at, and whose tasks are opened, together; those of one run always are
-_PAGE_BYTES = 16 * 1024 * 1024  # of these letters: their runs are about as large
+_PAGE = 200  # dead letters that are handled together; those of one run always are
+_PAGE_BYTES = 16 * 1024 * 1024  # of these dead letters, whose runs are about as large
 
 
 @dataclass(frozen=True, slots=True)
 class Redrive:
+    """The counts of a redrive."""
+
     moved: int  # put back on their queue
     reopened: int  # tasks that were opened again
     obsolete: int  # deleted: their task has succeeded or was tried again since
 
 
 class _Command(NamedTuple):
-    """Which task a dead letter is the command of."""
+    """The task whose command a dead letter is."""
 
     run_id: str
     task: str
@@ -46,7 +48,7 @@ class _Command(NamedTuple):
 
 
 class _Letter(NamedTuple):
-    """What is kept of a dead letter: there may be many, and large ones."""
+    """The little that is kept of a dead letter, because there may be many large ones."""
 
     id: str
     command: _Command | None
@@ -55,6 +57,8 @@ class _Letter(NamedTuple):
 
 @dataclass(slots=True)
 class _Sorted:
+    """Dead letters by what a redrive does with them."""
+
     move: list[str]
     reopen: list[tuple[str, Run, int]]
     obsolete: list[str]
@@ -62,6 +66,8 @@ class _Sorted:
 
 
 class DeadLetters:
+    """The operators' access to dead letters."""
+
     def __init__(
         self, broker: FullBroker, store: Store, inbox: Inbox, plans: Plans, names: QueueNames, threads: Executor
     ) -> None:
@@ -77,7 +83,7 @@ class DeadLetters:
         return await self._broker.dead_letters(self._names.physical(queue), limit=limit, after=after)
 
     async def commands_of(self, run: Run, queue: str) -> dict[int, str]:
-        """The tasks of a run whose last commands are among them, and why."""
+        """Return the tasks of a run whose last command is a dead letter, with the reason."""
         found: dict[int, str] = {}
 
         def see(letter: DeadLetter) -> None:
@@ -90,13 +96,16 @@ class DeadLetters:
         return found
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> Redrive:
-        """Raises NotFound when an id is not there, or BrokerUnavailable when its broker is away; then nothing is
-        moved. QueueUnavailable: the queue has no room for some; what it took was moved. Letters of a run that a newer
-        version wrote are left; raises WrittenByNewer when one of them was named or there are no others, which are done
-        first.
+        """Redrive some dead letters, or all.
 
-        The broker is asked as seldom as can be: on RabbitMQ each time all letters are read. Should it end before the
-        letters of opened tasks are gone, the next redrive deletes these as obsolete."""
+        Raise NotFound for an unknown id, and BrokerUnavailable when its broker is away; then nothing is moved. Raise
+        QueueUnavailable when the queue has no room for some; what it took was moved. Dead letters of a run that a newer
+        version wrote are left. Raise WrittenByNewer when one of them was named or there are no others, after all others
+        are done.
+
+        The broker is asked as seldom as possible, because RabbitMQ reads all dead letters each time. A redrive may end
+        before the dead letters of reopened tasks are deleted. The next one deletes them as obsolete.
+        """
         letters, physical = await self._named(queue, ids), self._names.physical(queue)
         wanted, reopened, obsolete = set[str](), list[str](), list[str]()
         unreadable: WrittenByNewer | None = None
@@ -114,10 +123,10 @@ class DeadLetters:
         return Redrive(moved, len(reopened), len(obsolete))
 
     async def discard(self, queue: str, letter_id: str) -> None:
-        """Raises NotFound, also when somebody else was faster."""
+        """Delete a dead letter. Raise NotFound, also when somebody else was faster."""
         letter, *_ = await self._named(queue, [letter_id])
         if not await self._broker.discard(self._names.physical(queue), [letter_id]):
-            raise _no_letter(queue, [letter_id])
+            raise _no_dead_letter(queue, [letter_id])
         if letter.command is not None:
             await self._note_discarded(letter.command)
 
@@ -127,8 +136,11 @@ class DeadLetters:
             await self._wish(command.run_id, DeadLetterDiscarded(task.number))
 
     async def _task(self, command: _Command) -> Task | None:
-        """Of a wide run many letters may be discarded, one after the other: the other tasks are read only where it is
-        not known which number it has. None: there is no such, or it cannot be read."""
+        """Return the task of a command; None when it does not exist or cannot be read.
+
+        Many dead letters of a wide run may be discarded one by one. So the whole run is read only where the number of
+        the task is not known.
+        """
         heads, _ = await readable(self._store.heads, [command.run_id])
         head = heads.get(command.run_id)
         plan = None if head is None else self._plans.known(head.definition_hash)
@@ -159,9 +171,11 @@ class DeadLetters:
         return found
 
     async def _reopen(self, found: _Sorted) -> list[str]:
-        """The letters whose task was opened; one that someone else opened meanwhile stays where it is. A command may
-        lie there twice, for dead letters are sent at least once: the second is obsolete once the first opened its
-        task."""
+        """Reopen tasks, and return the dead letters whose tasks were opened.
+
+        A dead letter whose task somebody else opened meanwhile stays. Dead letters are sent at least once, so a command
+        may be there twice: the second is obsolete when the first opened its task.
+        """
         verdicts: list[Verdict | None] = []
         for some in pages(found.reopen, _PAGE):
             verdicts += await asyncio.gather(*(self._wish(run.id, Redriven(task)) for _, run, task in some))
@@ -180,7 +194,7 @@ class DeadLetters:
         return await patiently(wish.done)
 
     async def _runs(self, commands: Iterable[_Command]) -> tuple[dict[str, Run], dict[str, WrittenByNewer]]:
-        """Those that are there, and those that cannot be read."""
+        """Return the runs that are there, and those that cannot be read."""
         return await readable(self._restored, list({command.run_id for command in commands}))
 
     async def _restored(self, run_ids: Sequence[str]) -> dict[str, Run]:
@@ -201,14 +215,15 @@ class DeadLetters:
 
         await self._broker.look_through(self._names.physical(queue), see, ids)
         if missing := set(ids or ()).difference(letter.id for letter in letters):
-            raise _no_letter(queue, missing)
+            raise _no_dead_letter(queue, missing)
         return letters
 
     def _expect_brokers_of(self, ids: Sequence[str]) -> None:
-        """One that is away cannot be asked whether it has the letter, nor the queue."""
-        for link in self._broker.statuses():
-            if link.trouble is not None and any(one.startswith(link.name + DEAD_LETTER_ID_SEPARATOR) for one in ids):
-                raise BrokerUnavailable(f"broker {link.name}, whose dead letter it is, is away: {link.trouble}")
+        """Raise BrokerUnavailable when a broker is away that may have one of the dead letters."""
+        for broker in self._broker.statuses():
+            prefix = broker.name + DEAD_LETTER_ID_SEPARATOR
+            if broker.trouble is not None and any(one.startswith(prefix) for one in ids):
+                raise BrokerUnavailable(f"broker {broker.name}, whose dead letter it is, is away: {broker.trouble}")
 
     async def _expect_queue(self, queue: str) -> None:
         if not await self._broker.queues([self._names.physical(queue)]):
@@ -217,7 +232,7 @@ class DeadLetters:
 
 
 def _by_run(letters: Iterable[_Letter]) -> Iterable[list[_Letter]]:
-    """Wherever they lie: a wide run takes long to read, and has a letter for each of its tasks."""
+    """Group dead letters by run: a wide run takes long to read, and may have one for each task."""
     found: dict[str | None, list[_Letter]] = {}
     for letter in letters:
         found.setdefault(letter.command and letter.command.run_id, []).append(letter)
@@ -228,7 +243,7 @@ def _weight(letters: Iterable[_Letter]) -> int:
     return sum(letter.size + _PAGE_BYTES // _PAGE for letter in letters)
 
 
-def _no_letter(queue: str, ids: Iterable[str]) -> NotFound:
+def _no_dead_letter(queue: str, ids: Iterable[str]) -> NotFound:
     return NotFound(f"queue '{queue}' has no dead letter with the id {', '.join(sorted(ids))}")
 
 

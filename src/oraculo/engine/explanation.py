@@ -1,4 +1,4 @@
-"""Why a run waits: what its queues, brokers and bridges say of themselves, told by `core.explain`."""
+"""The reason why a run waits, from what its queues, brokers and bridges show; `core.explain` makes the sentence."""
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
@@ -20,15 +20,18 @@ from oraculo.ports.threads import handed_over_if_wide
 from oraculo.wire import naming
 
 _LATEST = 50  # entries of the history
-_MOST_LETTERS = 50  # of a queue that are looked through: each may be large
+_MOST_DEAD_LETTERS = 50  # of a queue that are looked through, because each may be large
 _SETTINGS = {bridges.CELERY: "ORACULO_CELERY_BROKER_URL", bridges.BULLMQ: "ORACULO_BULLMQ_URL"}  # that make each
 _OWN_QUEUES = (naming.ANSWERS, naming.REQUESTS)
 
 
 class _Queues(NamedTuple):
-    """Of the tasks that are open and wait for no other, of those whose commands are unsent, and of those that the
-    sentence names because nobody has answered them. `destinations`: of the named that were sent, by queue and URL, as
-    a bridge that reads the queue would hand them on."""
+    """The queues that an explanation needs.
+
+    `active`: of open tasks that wait for no other. `unsent`: of those whose commands are unsent. `named`: of the
+    unanswered tasks that the sentence names. `destinations`: of named tasks that were sent, by queue and URL, as a
+    bridge hands them on.
+    """
 
     active: set[str]
     unsent: set[str]
@@ -37,18 +40,21 @@ class _Queues(NamedTuple):
 
 
 class Explanation:
-    def __init__(self, engine: Engine, quarantine: DeadLetters) -> None:
+    """The maker of explanations, from all that the engine knows."""
+
+    def __init__(self, engine: Engine, dead_letters: DeadLetters) -> None:
         self._engine = engine
-        self._dead_letters = quarantine
-        self._bridged = {kind: {queue} for kind, queue in bridges.QUEUES.items()}  # what each bridge reads
+        self._dead_letters = dead_letters
+        self._bridged = {kind: {queue} for kind, queue in bridges.QUEUES.items()}  # the queues that each bridge reads
         self._bridged[bridges.BULLMQ].update(engine.settings.bullmq.queues)
 
     async def of(self, run: Run) -> str:
+        """Return the sentence that explains a run."""
         threads, width = self._engine.threads, len(run.tasks)
         queues = await handed_over_if_wide(threads, width, partial(_queues_of, run))
         refusals = self._refusals(queues.unsent)
         stuck = {queue: why for queue, why in self._stuck_queues(queues.active).items() if queue not in refusals}
-        knows = stuck.keys().isdisjoint(_OWN_QUEUES)  # who fails them does not know who listens elsewhere
+        knows = stuck.keys().isdisjoint(_OWN_QUEUES)  # a broker that fails ours says nothing about others
         asked = queues.active | queues.named
         audiences = await self._audiences(asked, stuck) if asked and knows else {}
         audiences |= {
@@ -66,7 +72,7 @@ class Explanation:
         }
         troubles, missing = self._troubles(queues, stuck), self._missing_bridges(audiences)
         deaf = self._engine.unheard if queues.active and knows else None
-        if deaf is not None and deaf not in troubles.values():  # the broker's own trouble is no other
+        if deaf is not None and deaf not in troubles.values():  # the broker's trouble is not reported twice
             missing.insert(0, f"ORÁCULO itself hears nothing on queue {naming.ANSWERS} now ({deaf})")
             audiences = {queue: audience._replace(is_to_blame=False) for queue, audience in audiences.items()}
         refused = await self._refused_answers(run)
@@ -74,12 +80,15 @@ class Explanation:
         if standstill is None and (unheard := self._engine.unheard_answers.trouble) is not None:
             missing.append(unheard)
         now = self._engine.clock.now()
-        told = partial(explain, run, now, audiences, troubles, refusals, refused, missing, standstill)
-        return await handed_over_if_wide(threads, width, told)
+        sentence = partial(explain, run, now, audiences, troubles, refusals, refused, missing, standstill)
+        return await handed_over_if_wide(threads, width, sentence)
 
     async def _refused_answers(self, run: Run) -> Sequence[str]:
-        """Why the last answers were put aside of a run that waits, or waited in vain: its worker believes that it has
-        answered. Not those that came before it was repeated, nor those of a task that was answered since."""
+        """Return why the last answers to a run that waits, or waited in vain, became dead letters.
+
+        Their worker believes that it has answered. Answers from before a repeat do not count, nor those of a task that
+        was answered since.
+        """
         if not run.is_open and not summary(run.head)["timeouts"]:
             return ()
         latest = await self._engine.store.history(run.id, after=max(0, run.head.entries - _LATEST))
@@ -92,27 +101,27 @@ class Explanation:
         return refused
 
     def _troubles(self, queues: _Queues, stuck: Mapping[str, str]) -> dict[str, str]:
-        links = self._engine.broker.statuses()
-        troubles = {f"broker {link.name}": link.trouble for link in links if link.trouble is not None}
+        statuses = self._engine.broker.statuses()
+        troubles = {f"broker {status.name}": status.trouble for status in statuses if status.trouble is not None}
         if (why_unsent := self._engine.sending_trouble) and queues.unsent:
-            troubles = troubles or {"the broker": why_unsent}  # it answers, so that it seems well, and takes nothing
+            troubles = troubles or {"the broker": why_unsent}  # it answers and seems well, but takes nothing
         troubles |= {f"queue {queue}": why for queue, why in stuck.items()}
         return troubles | self._bridge_troubles(queues.active)
 
     def _stuck_queues(self, active: Collection[str]) -> dict[str, str]:
-        """Of those that a run depends on, and why each does not work."""
+        """Return the queues that a run depends on and that do not work, and why."""
         logical, concerned = self._engine.names.logical, {*active, *_OWN_QUEUES}
-        found = {logical(queue): why for link in self._engine.broker.statuses() for queue, why in link.stuck}
+        found = {logical(queue): why for status in self._engine.broker.statuses() for queue, why in status.stuck}
         return {queue: why for queue, why in found.items() if queue in concerned}
 
     def _refusals(self, unsent: Collection[str]) -> dict[str, str]:
-        """Why the queues of unsent commands do not take them."""
+        """Return why the queues of unsent commands do not take them."""
         logical = self._engine.names.logical
         refusing = {logical(queue): why for queue, why in self._engine.refusing_queues.items()}
         return {queue: why for queue, why in refusing.items() if queue in unsent}
 
     def _bridge_troubles(self, queues: Collection[str]) -> dict[str, str]:
-        """Of the bridges that read one of these queues."""
+        """Return what is wrong with the bridges that read one of these queues."""
         return {
             f"ponte {bridge.name}": bridge.trouble
             for bridge in self._engine.bridges
@@ -120,8 +129,10 @@ class Explanation:
         }
 
     def _missing_bridges(self, audiences: Mapping[str, Audience]) -> list[str]:
-        """Where nobody else's listens, as far as is known: where consumers are not counted, another engine may have
-        one."""
+        """Return the kinds of bridges that a run needs and that no engine seems to run.
+
+        Where consumers are not counted, another engine may run one.
+        """
         here, is_sole = {bridge.name for bridge in self._engine.bridges}, self._engine.is_sole()
         unheard = (0, None) if is_sole else (0,)
         return [
@@ -131,8 +142,11 @@ class Explanation:
         ]
 
     async def _audiences(self, queues: Collection[str], stuck: Collection[str]) -> dict[str, Audience]:
-        """As far as they are known: a broker that is away may be what the run waits for. So may one of several that
-        tells nothing of the queue: that the others do not have it says nothing."""
+        """Return the consumers and messages of queues, as far as they are known.
+
+        A broker that is away may be what the run waits for. When one of several is silent, a queue that the others lack
+        may still be there.
+        """
         names, broker = self._engine.names, self._engine.broker
         try:
             states = await broker.queues([names.physical(queue) for queue in queues])
@@ -140,23 +154,23 @@ class Explanation:
             return {}
         unseen = Audience(0 if broker.capabilities.counts_consumers else None, 0)
         seen = {names.logical(state.queue): _audience(state) for state in states}
-        all_tell = all(link.trouble is None for link in broker.statuses())
-        found = dict.fromkeys((queue for queue in queues if all_tell and queue not in stuck), unseen) | seen
+        all_answer = all(status.trouble is None for status in broker.statuses())
+        found = dict.fromkeys((queue for queue in queues if all_answer and queue not in stuck), unseen) | seen
         bridged = set().union(*self._bridged.values()) & found.keys()
         return found | {queue: found[queue]._replace(is_bridged=True) for queue in bridged}
 
     async def _beyond(self, queue: str, destinations: Mapping[str, Bridge]) -> dict[str, Beyond]:
-        """As far as it can be seen from here."""
+        """Return what is known about the destinations behind a bridge, as far as it can be seen from here."""
         seers = (*self._engine.bridges, *self._engine.outlooks)
         outlook = next((one for one in seers if queue in self._bridged[one.name]), None)
         if outlook is None or self._bridge_troubles([queue]):
             return {}
-        told = await asyncio.gather(*map(outlook.beyond, destinations.values()))
-        return {url: beyond for url, beyond in zip(destinations, told, strict=True) if beyond is not None}
+        seen = await asyncio.gather(*map(outlook.beyond, destinations.values()))
+        return {url: beyond for url, beyond in zip(destinations, seen, strict=True) if beyond is not None}
 
     async def _searched(self, run: Run, queue: str, audience: Audience) -> Audience:
-        """For commands of the run among the dead letters, where these are few and looking takes them from nobody."""
-        if not (self._engine.broker.capabilities.peeks and 0 < audience.dead_letters <= _MOST_LETTERS):
+        """Return an audience with the run's own dead letters, where these are few and the broker lets us peek."""
+        if not (self._engine.broker.capabilities.peeks and 0 < audience.dead_letters <= _MOST_DEAD_LETTERS):
             return audience
         try:
             return audience._replace(own_letters=await self._dead_letters.commands_of(run, queue))

@@ -1,4 +1,4 @@
-"""What is wrong with each part that an engine needs, in words for people and for `/health/ready`."""
+"""The health of each part that an engine needs, in words for people and for `/health/ready`."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -13,11 +13,14 @@ _UNKNOWN_WHY = "its consumer gets nothing, and is made again"
 
 
 class Health(NamedTuple):
+    """The faults of all parts."""
+
     parts: dict[str, str | None]  # what is wrong with each; None: nothing
     is_ready: bool  # able to take work; with several brokers one that works is enough
 
 
 async def broker_health(broker: Broker) -> Health:
+    """Return the health of the brokers."""
     broken = await fault_of(broker.check)
     statuses = broker.statuses()
     parts = {f"broker {status.name}": _status_trouble(status) for status in statuses}
@@ -27,9 +30,10 @@ async def broker_health(broker: Broker) -> Health:
 
 
 def unheard_queue(queue: str, statuses: Sequence[BrokerStatus], failure: str | None) -> str | None:
-    """Return why nothing is heard on a queue, and of several brokers on which; None: it is heard.
+    """Return why no broker brings messages of a queue, or None.
 
-    `failure`: why the last consumer ended."""
+    `failure` is why the last consumer ended.
+    """
     told = []
     for status in statuses:
         if status.trouble is None and queue in status.deaf:
@@ -39,6 +43,7 @@ def unheard_queue(queue: str, statuses: Sequence[BrokerStatus], failure: str | N
 
 
 def reading_trouble(queues: EngineConsumers) -> str | None:
+    """Return which own queues nobody reads, or None."""
     if not (missing := queues.without_consumer):
         return None
     return f"nobody reads {', '.join(missing)}: a consumer is being made{_last_failure(queues.unread.values())}"
@@ -58,6 +63,7 @@ def _last_failure(reasons: Iterable[str]) -> str:
 
 
 async def fault_of(check: Callable[[], Awaitable[object]]) -> str | None:
+    """Return why a check fails, or None."""
     try:
         async with asyncio.timeout(_PATIENCE):
             await check()

@@ -1,4 +1,4 @@
-"""What the engine decides on: messages, requests, wishes and notes; and the inbox where they gather."""
+"""The inputs of the engine, and the inbox where they gather: messages, requests, wishes and notes."""
 
 import asyncio
 from collections import deque
@@ -21,7 +21,7 @@ from oraculo.wire.message import Message, task_named_in
 
 
 class Arrived(msgspec.Struct, eq=False, gc=False):
-    """A delivery from `resultados` or `orquestrador`, to be settled once its effect is committed."""
+    """A delivery from `resultados` or `orquestrador`. It is settled after its effect is committed."""
 
     delivery: Delivery
     consumer: Consumer
@@ -32,7 +32,7 @@ class AnswerInput(msgspec.Struct, eq=False, gc=False):
 
     message: Message
     arrived: Arrived
-    reference: bytes | None = None  # what stands for its payload, when that rests in the object store
+    reference: bytes | None = None  # replaces the payload, which is in the object store
 
     @property
     def task_id(self) -> str | None:
@@ -40,7 +40,7 @@ class AnswerInput(msgspec.Struct, eq=False, gc=False):
 
 
 class BadAnswer(msgspec.Struct, eq=False, gc=False):
-    """An arrived message that names a run and breaks the rules of messages in something else."""
+    """An arrived message that names a run and breaks another rule of messages."""
 
     arrived: Arrived
     why: str
@@ -52,31 +52,34 @@ class BadAnswer(msgspec.Struct, eq=False, gc=False):
 
 @dataclass(slots=True, eq=False)
 class Submission:
-    """A run to be created, with its first changes. `done` is for the API; `arrived` for one that came as a message.
-    `queue_field`: the field of the request that names its queues."""
+    """A run to create, with its first changes.
+
+    `done` is for the API, `arrived` for a request that came as a message. `queue_field` is the field of the request
+    that names its queues.
+    """
 
     changes: Changes
     fingerprint: str
     queue_field: str
     idempotency_key: str | None = None
-    uncertain: bool = False  # a commit of it failed, and may have been written all the same
+    uncertain: bool = False  # a commit failed, and may have been written all the same
     done: "asyncio.Future[Created] | None" = None
     arrived: Arrived | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Wish:
-    """What an operator or a timer wants done to a run. `done` gets the verdict, or None: there is no such run."""
+    """A change of a run that an operator or a timer asks for. `done` gets the verdict, or None without such a run."""
 
     run_id: str
     event: Event
     done: "asyncio.Future[Verdict | None]"
-    is_set_aside: bool = False  # until its turn, as one of a wide run
+    is_set_aside: bool = False  # it waits for its turn, because its run is wide
 
 
 @dataclass(slots=True, eq=False)
 class Resend:
-    """A command, or dead letter, that was found committed but not noted as sent."""
+    """A command or dead letter that was committed and is not noted as sent."""
 
     run_id: str
     task: int
@@ -85,7 +88,7 @@ class Resend:
 
 
 class Note(msgspec.Struct, eq=False, gc=False):
-    """What the engine itself did for a run: a command the broker confirmed, a delivery that came through or not."""
+    """A fact about what the engine did for a run: a confirmed command, or the outcome of a delivery."""
 
     run_id: str
     event: Event
@@ -96,7 +99,7 @@ OfRun = AnswerInput | BadAnswer | Wish | Resend | Note
 
 
 class WideInput(NamedTuple):
-    """A run to be created, or a wish that changes all of one, and how many tasks that are."""
+    """A run to create, or a wish that changes a whole run, and its number of tasks."""
 
     input: Submission | Wish
     width: int
@@ -104,7 +107,7 @@ class WideInput(NamedTuple):
 
 
 def arrived_with(one: Input) -> Arrived | None:
-    """The message that it is, or came as."""
+    """Return the message that an input is, or that it came as."""
     return one if isinstance(one, Arrived) else one.arrived if isinstance(one, Submission) else None
 
 
@@ -113,11 +116,13 @@ _PATIENCE = 30.0
 
 
 async def patiently(future: "asyncio.Future[T]", *, has_key: bool = False) -> T:
-    """The engine tries a commit until it succeeds; a caller is not kept that long, and withdraws what it asked for.
-    `has_key`: of idempotency."""
+    """Wait for a commit, and withdraw the input when it takes too long. Raise StoreUnavailable then.
+
+    The engine itself tries until it succeeds. `has_key`: the request has an idempotency key.
+    """
     withdrawal = asyncio.get_running_loop().call_later(_PATIENCE, future.cancel)
     try:
-        return await asyncio.shield(future)  # a caller who goes away withdraws nothing
+        return await asyncio.shield(future)  # a caller that disconnects withdraws nothing
     except asyncio.CancelledError:
         if not future.cancelled():
             raise
@@ -130,13 +135,16 @@ async def patiently(future: "asyncio.Future[T]", *, has_key: bool = False) -> T:
 
 
 def is_withdrawn(one: Input) -> bool:
-    """Whoever asked was told that it may not be done, and does not wait any more."""
+    """Return whether the caller gave up and heard that it may not be done."""
     return not isinstance(one, Arrived) and one.done is not None and one.done.cancelled()
 
 
 class Rest(NamedTuple):
-    """Of a run: what comes for it waits so many seconds, or until there is so much of it, or somebody waits for a part
-    of it: an operator, a timer. After a lost race, all waits."""
+    """A pause of a run, during which its inputs gather.
+
+    It ends after some seconds, or with enough inputs, or when an operator or a timer waits for one of them. After a
+    lost race only its time ends it.
+    """
 
     seconds: float
     enough: float = inf
@@ -144,7 +152,7 @@ class Rest(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """What came for a run that rests, in its order."""
+    """The inputs of a run that rests, in their order."""
 
     rest: Rest
     timer: asyncio.TimerHandle
@@ -153,11 +161,12 @@ class _Held(NamedTuple):
 
 
 class Inbox:
-    """Gathers inputs until the intake takes them. What fills it is bounded at its source: messages by the consumers'
-    prefetch, wishes and submissions by the callers who wait for them, notes by the outbox's window.
+    """The inputs that wait for the intake.
 
-    `most_held`: messages for runs that rest. They take places of the prefetch, and what comes for other runs needs
-    some. `crowded_at`: so many inputs and notes are more than is decided soon."""
+    They are bounded at their source: messages by the prefetch of consumers, wishes and submissions by the callers who
+    wait, notes by the window of the outbox. `most_held` bounds the messages for runs that rest, because they take
+    places of the prefetch. With `crowded_at` inputs and notes the inbox holds back the commands of wide runs.
+    """
 
     def __init__(self, linger: float, most_held: float = inf, crowded_at: float = inf) -> None:
         self._inputs: deque[Input] = deque()
@@ -180,8 +189,10 @@ class Inbox:
         return len(self._inputs) + len(self._notes) + len(self._wide) + held
 
     def holds_back(self) -> bool:
-        """Return whether so much waits to be decided that more should not come yet. `on_eased` is called once that is
-        over. Wide inputs do not count: what they wait for is their turn."""
+        """Return whether so much waits that more should not come yet; `on_eased` is called when that is over.
+
+        Wide inputs do not count, because they wait for their turn.
+        """
         self._holds_back = len(self._inputs) + len(self._notes) >= self._crowded_at
         return self._holds_back
 
@@ -191,7 +202,7 @@ class Inbox:
 
     @property
     def arrived(self) -> Iterator[Arrived]:
-        """The messages among them."""
+        """The messages among the inputs."""
         held = (held.inputs for held in self._held.values())
         wide = (one.input for _, _, one in self._wide)
         return filter(None, map(arrived_with, chain(self._inputs, wide, *held)))
@@ -201,8 +212,10 @@ class Inbox:
         self.wake()
 
     def note(self, notes: Iterable[Note], *, at_once: bool = False) -> None:
-        """Notes wait a moment for other work to be committed with, because alone they are not worth a commit.
-        `at_once`: somebody else is about to change these runs, and whoever is late decides them twice."""
+        """Add notes, which wait a moment for other work: alone they are not worth a commit.
+
+        `at_once`: another process is about to change these runs, and the later of two commits is decided twice.
+        """
         self._notes.extend(notes)
         if at_once:
             self._notes_are_urgent = True
@@ -211,11 +224,11 @@ class Inbox:
             self._lingering = asyncio.get_running_loop().call_later(self._linger, self.wake)
 
     def forget_withdrawn(self) -> None:
-        """Those whose callers gave up: while the store is away they would pile up, with their payloads."""
+        """Forget inputs whose callers gave up. They would pile up while the store is away."""
         self._keep_only(lambda one: not is_withdrawn(one))
 
     def forget_arrived(self, consumer: Consumer) -> None:
-        """What a consumer brought that is lost: the broker delivers it again."""
+        """Forget what a lost consumer brought, because the broker delivers it again."""
         self._keep_only(lambda one: (arrived := arrived_with(one)) is None or arrived.consumer is not consumer)
 
     def _keep_only(self, is_kept: Callable[[Input], bool]) -> None:
@@ -229,6 +242,7 @@ class Inbox:
     # -- runs that rest -------------------------------------------------------------------------------------------
 
     def rest(self, run_id: str, rest: Rest) -> None:
+        """Let a run rest."""
         held = self._held.get(run_id)
         if held is not None:
             self._held[run_id] = held._replace(rest=rest if rest.after_loss else held.rest)
@@ -237,11 +251,15 @@ class Inbox:
             self._held[run_id] = _Held(rest, timer, [], [])
 
     def resting(self, run_ids: Iterable[str]) -> dict[str, Rest]:
+        """Return the rests of those runs that rest."""
         return {run_id: self._held[run_id].rest for run_id in run_ids if run_id in self._held} if self._held else {}
 
     def hold(self, run_id: str, items: Iterable[OfRun]) -> None:
-        """Until the run has rested. If it has by now, it is not to be kept waiting: not even by a turn of the loop, in
-        which the next batch might leave it out again."""
+        """Keep inputs until their run has rested.
+
+        If its rest is over by now, they must not wait, not even for a turn of the loop: the next batch might leave them
+        out again.
+        """
         inputs, notes = _as_they_came(items)
         held = self._held.get(run_id)
         if held is None:
@@ -256,7 +274,7 @@ class Inbox:
             self._end_rest(run_id)
 
     def _end_rest(self, run_id: str) -> None:
-        """What was held comes first: it would else be overtaken, by what makes the run rest again."""
+        """Put what was held before everything else, which could otherwise make the run rest again."""
         held = self._held.pop(run_id)
         held.timer.cancel()
         self._inputs.extendleft(reversed(held.inputs))
@@ -265,7 +283,7 @@ class Inbox:
             self.wake()
 
     def end_all_rests(self) -> None:
-        """And let no other begin: the engine stops."""
+        """Let no run rest any more, because the engine stops."""
         self._lets_rest = False
         for run_id in list(self._held):
             self._end_rest(run_id)
@@ -273,14 +291,14 @@ class Inbox:
     # -- wide inputs ----------------------------------------------------------------------------------------------
 
     def set_aside(self, wide: Iterable[WideInput]) -> None:
-        """They wait for their turn, in which nothing else is decided."""
+        """Keep wide inputs for their turn, in which nothing else is decided."""
         for one in wide:
             if isinstance(one.input, Wish):
                 one.input.is_set_aside = True
             heappush(self._wide, (-one.priority, next(self._numbers), one))
 
     def take_wide(self, most: int) -> Sequence[Input]:
-        """Those whose turn it is: together up to `most` tasks wide, or one that is wider."""
+        """Return the wide inputs whose turn it is: up to `most` tasks together, or one input that is wider."""
         taken: list[Input] = []
         while self._wide and (self._wide[0][2].width <= most or not taken):
             one = heappop(self._wide)[2]
@@ -295,8 +313,10 @@ class Inbox:
             self._waiter.set_result(None)
 
     async def take(self, limit: int) -> tuple[Sequence[Input], Sequence[Note]]:
-        """All that is there, up to `limit` of each; waits when there is nothing. May return nothing when woken, or when
-        there are wide inputs."""
+        """Return up to `limit` inputs and as many notes; wait while there are none.
+
+        Nothing comes back when the inbox is woken, or has wide inputs.
+        """
         if not self._inputs and not self._notes_are_urgent and not self._wide:
             await self._wait()
         inputs = [self._inputs.popleft() for _ in range(min(limit, len(self._inputs)))]

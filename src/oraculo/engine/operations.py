@@ -1,4 +1,4 @@
-"""The door: all that the API and the command line may ask of the engine."""
+"""The operations that the API and the command line may ask of the engine."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -58,12 +58,16 @@ _MOST_QUEUES_COUNTED = 100
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
+    """A submitted run. The aggregate is there when the caller waited and the run ended in time."""
+
     run_id: str
     status: RunStatus
     aggregate: bytes | None = None  # when the caller waited and the run ended in time
 
 
 class Operations:
+    """The operations of users and operators on one engine."""
+
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._waiting = 0
@@ -84,10 +88,12 @@ class Operations:
         wait: float = 0,
         faults: Sequence[Fault] = (),
     ) -> Submitted:
-        """Creates a run and returns once it is committed; with `wait`, up to that many seconds later with its
-        aggregate. Raises InvalidInput, PayloadTooLarge, TooManyNewQueues, Conflict or IdempotencyKeyReused.
+        """Create a run, and return when it is committed.
 
-        `faults` were found already: no run is made, and they are raised with those of the body."""
+        With `wait`, return up to that many seconds later with the aggregate. Raise InvalidInput, PayloadTooLarge,
+        TooManyNewQueues, Conflict or IdempotencyKeyReused. With `faults` that were found already, create nothing, and
+        raise them with those of the body.
+        """
         if idempotency_key is not None and (fault := text_fault(idempotency_key, MAX_KEY)):
             faults = [*faults, Fault("Idempotency-Key", fault)]
         if faults:
@@ -102,13 +108,16 @@ class Operations:
         submission.idempotency_key = idempotency_key
         with self._engine.watchers.watching(submission.changes.run.id) as watch:
             created = await self._create(submission)
-            del body, submission  # it is in the store: whoever waits need not keep it, and many may wait
+            del body, submission  # they are in the store, and many callers may wait
             if created.outcome is CreationOutcome.CREATED:
                 return await self._outcome(watch, wait)
         return await self._submitted_before(created.run_id, wait)
 
     async def _created_before(self, body: bytes, key: str | None) -> str | None:
-        """What was accepted once stays accepted under its key, though its pipeline is gone or a limit smaller."""
+        """Return the run that was accepted under a key.
+
+        It stays accepted even when its pipeline is gone or a limit is smaller now.
+        """
         if key is None:
             return None
         self._expect_accepting()
@@ -122,7 +131,7 @@ class Operations:
             return await self._make_submission(body, traceparent)
 
     async def _make_submission(self, body: bytes, traceparent: str | None) -> Submission:
-        """One with thousands of destinations takes a while, and the engine has other things to do."""
+        """Make a submission, in a thread when thousands of destinations may take a while."""
         make = partial(self._engine.maker.submission, body, traceparent=traceparent)
         if len(body) <= LARGE_REQUEST:
             return make()
@@ -146,8 +155,10 @@ class Operations:
         return created
 
     async def _is_repetition(self, submission: Submission, run_id: str) -> bool:
-        """Of the request that made the run, and not one that only has its id and body: the key of that one is nowhere
-        recorded, so that it would not be known again."""
+        """Return whether this repeats the request that made the run.
+
+        Another request may have the same id and body. Its key is recorded nowhere, and would not be known again.
+        """
         key = submission.idempotency_key
         if key is None:
             return False
@@ -155,7 +166,7 @@ class Operations:
         return was_found_by_key or await self._engine.store.created_with(key, submission.fingerprint) == run_id
 
     def _count(self, submission: Submission, done: "asyncio.Future[Created]") -> None:
-        """Bounds what waits to be committed while the store is slow or away, also when nobody waits for it any more."""
+        """Limit what waits to be committed while the store is slow or away, even when nobody waits for it any more."""
         run = submission.changes.run
         size = len(run.definition) + len(run.payload)
         if self._waiting >= MAX_OUTSTANDING or self._waiting_bytes + size > MAX_OUTSTANDING_BYTES:
@@ -177,7 +188,7 @@ class Operations:
         return Submitted(run_id, run.head.status, aggregate)
 
     async def wait(self, run_id: str, seconds: float) -> bytes | None:
-        """The aggregate, if the run has ended or ends within `seconds`."""
+        """Return the aggregate if the run has ended, or ends within so many seconds."""
         with self._engine.watchers.watching(run_id) as watch:
             run = await self.run(run_id)
             if not run.is_open:
@@ -185,7 +196,7 @@ class Operations:
             return await watch.aggregate(max(0.0, seconds))
 
     async def run(self, run_id: str) -> Run:
-        """The run as it was last committed. Raises NotFound."""
+        """Return a run as it was last committed. Raise NotFound."""
         snapshot = (await self._engine.store.load([run_id])).get(run_id)
         if snapshot is None:
             raise _no_such_run(run_id)
@@ -193,27 +204,30 @@ class Operations:
         return await handed_over_if_wide(self._engine.threads, len(snapshot.tasks), restore)
 
     async def head(self, run_id: str) -> RunHead:
-        """All of it but its tasks and their results. Raises NotFound."""
+        """Return a run without its tasks and results. Raise NotFound."""
         if (head := (await self._engine.store.heads([run_id])).get(run_id)) is None:
             raise _no_such_run(run_id)
         return head
 
     async def plan(self, run_id: str) -> Plan:
-        """The run is read as a whole only where its plan is not known. Raises NotFound."""
+        """Return the plan of a run, which is read as a whole only when the plan is not in memory. Raise NotFound."""
         plan = self._engine.plans.known((await self.head(run_id)).definition_hash)
         return plan or (await self.run(run_id)).plan
 
     async def view(self, run: Run) -> dict[str, Any]:
-        """The run as it is shown: large results are read from where they rest, as far as an aggregate brings them."""
+        """Return a run as the API shows it, with large results as an aggregate brings them."""
         return await self._engine.results.view(run, await self._engine.queue_looks.at_queues_of(run))
 
     async def result(self, run_id: str, task_id: str) -> bytes:
-        """One task's result as it came, whatever its size. Raises NotFound or ObjectsUnavailable."""
+        """Return one task's result as it came, of any size. Raise NotFound or ObjectsUnavailable."""
         return await self._engine.results.one(run_id, task_id, await self._task(run_id, task_id))
 
     async def _task(self, run_id: str, task_id: str) -> Task | None:
-        """None: the run has none of that name. Whoever wants all results of a wide run asks for one after the other, so
-        the others are read only where it is not known which number it has."""
+        """Return a task, or None when the run has none of that name.
+
+        A caller may ask for the results of a wide run one by one. So the whole run is read only when the number of the
+        task is not known.
+        """
         number = (await self.plan(run_id)).by_id.get(task_id)
         return None if number is None else await self._engine.store.task(run_id, number)
 
@@ -224,7 +238,7 @@ class Operations:
         return await self._engine.store.history(run_id, after=after, limit=limit)
 
     async def follow(self, run_id: str, after: int = 0) -> AsyncGenerator[HistoryEntry, None]:
-        """The run's history behind `after`, and what is added to it until the run ends, or the engine stops."""
+        """Yield a run's history behind `after`, and its additions until the run ends or the engine stops."""
         with self._engine.watchers.watching(run_id) as watch:
             while True:
                 watch.changed.clear()
@@ -251,7 +265,7 @@ class Operations:
         return await self.run(run_id)
 
     async def repeat(self, run_id: str) -> Run:
-        """Runs again only what failed. Raises Conflict while the run is open, or when nothing failed."""
+        """Run again only what failed. Raise Conflict while the run is open, or when nothing failed."""
         if await self._wish(run_id, Repeated()) is Verdict.REFUSED:
             run = await self.run(run_id)
             raise Conflict(f"run {run_id} {_why_not_repeated(run)}")
@@ -279,13 +293,13 @@ class Operations:
         return self._engine.catalogue.bad_files
 
     async def pipeline_warnings(self, definition: Definition) -> list[Fault]:
-        """Return what its author may not mean: near misses of job types, and queues that nobody serves now."""
+        """Return what the author may not mean: near misses of job types, and queues that nobody serves now."""
         consumers = await self._consumers({step.queue for step in definition.steps if step.bridge is None})
         known = self._engine.catalogue.destinations()
         return mistyped_types(definition) + unserved_queues(definition, consumers, known)
 
     async def _consumers(self, queues: set[str]) -> dict[str, int | None]:
-        """Count the consumers of each queue, as far as the broker says so in time."""
+        """Count the consumers of each queue, as far as the broker answers in time."""
         names, broker = self._engine.names, self._engine.broker
         try:
             async with asyncio.timeout(_WARNINGS_PATIENCE):
@@ -295,14 +309,14 @@ class Operations:
         return {names.logical(state.queue): state.consumers for state in states}
 
     async def read_pipeline(self, name: str, text: bytes) -> Definition:
-        """Return what a text defines, and keep nothing. Raises InvalidPipeline."""
+        """Return what a text defines, and keep nothing. Raise InvalidPipeline."""
         return await self._engine.catalogue.read(name, text)
 
     async def put_pipeline(self, name: str, text: bytes) -> tuple[Definition, bool]:
         self._expect_accepting()
         engine = self._engine
         definition, is_new = await engine.catalogue.put(name, text, engine.store, engine.clock, self._admit_steps)
-        # It is put. Its queues are declared when the broker is back; one that is refused is told of by each run.
+        # The pipeline is stored. Missing queues are declared when the broker is back; each run reports a refused one.
         with suppress(BrokerError):
             await self._engine.pipeline_queues.declare({step.queue for step in definition.steps})
         return definition, is_new
@@ -318,8 +332,10 @@ class Operations:
     # -- queues -----------------------------------------------------------------------------------------------
 
     async def queues(self) -> list[QueueState]:
-        """By their physical names (see `queue_name`); those of another prefix are not ours to show, and a mark that
-        engines leave on the broker is of no use to anybody else."""
+        """Return the queues by their physical names (see `queue_name`).
+
+        Queues of another prefix, and the marks that engines leave on brokers, are not shown.
+        """
         names, states = self._engine.names, await self._engine.broker.queues()
         states = [*states, *await self._engine.remembered.unlisted(states, names)]
         may_show = self._engine.queue_rules.call_fault
@@ -327,7 +343,7 @@ class Operations:
         return [state for state in ours if may_show(names.logical(state.queue)) is None]
 
     def own_queues(self) -> set[str]:
-        """The names, without the prefix, of those that engines read and that known pipelines and routes send to."""
+        """Return the names, without the prefix, of queues that engines, known pipelines and routes use."""
         return {naming.REQUESTS, naming.ANSWERS} | self._engine.catalogue.destinations()
 
     def queue_name(self, state: QueueState | DeadLetter) -> str:
@@ -358,20 +374,20 @@ class Operations:
         return await self._engine.health()
 
     def brokers(self) -> Sequence[BrokerStatus]:
-        """With the names of queues as callers know them."""
+        """Return the brokers, with the names of queues as callers know them."""
         logical = self._engine.names.logical
-        links = self._engine.broker.statuses()
-        return [msgspec.structs.replace(link, deaf=tuple(map(logical, link.deaf))) for link in links]
+        statuses = self._engine.broker.statuses()
+        return [msgspec.structs.replace(status, deaf=tuple(map(logical, status.deaf))) for status in statuses]
 
     async def census(self) -> dict[RunStatus, int]:
         return await self._engine.store.census()
 
     async def engines(self) -> Sequence[str]:
-        """Those that share the store and are alive."""
+        """Return the living engines that share the store."""
         return await self._engine.living_engines()
 
     async def expect_started(self) -> None:
-        """Raise StoreUnavailable while the start has not ended: before, nothing can be read or asked."""
+        """Raise StoreUnavailable until the start has ended, because nothing can be read before."""
         if (why := self._engine.not_started) is not None:
             raise StoreUnavailable(f"the server is starting: {why}")
 

@@ -1,4 +1,4 @@
-"""The folder of pipeline files: reads what changed, and keeps the last good version of a file that is bad now."""
+"""The folder of pipeline files: what changed in it, and the last good version of each bad file."""
 
 import errno
 from collections.abc import Mapping
@@ -36,12 +36,14 @@ class BadFile(msgspec.Struct, frozen=True):
 
 
 class FolderContents(msgspec.Struct, frozen=True):
+    """The pipelines of the folder, and its bad files."""
+
     definitions: Mapping[str, Definition] = {}
     bad: tuple[BadFile, ...] = ()
 
 
 class PipelineFolder:
-    """One bad file keeps no other from being used."""
+    """The reader of the folder. One bad file keeps no other from being used."""
 
     def __init__(self, folder: Path, default_retry: RetryPolicy, default_timeout: float, queues: QueueRules) -> None:
         self._folder = folder
@@ -56,7 +58,7 @@ class PipelineFolder:
     def look(self) -> FolderContents | None:
         """Return what is in the folder now, or None when nothing changed since the last look.
 
-        Raises InvalidPipeline when the first look cannot read the folder itself.
+        Raise InvalidPipeline when the first look cannot read the folder itself.
         """
         before = self._contents
         try:
@@ -81,7 +83,10 @@ class PipelineFolder:
         return self._contents
 
     def _mark_of(self, path: Path) -> _Mark:
-        """A file that could not be read is opened again: when it can be, its time and size may be the same."""
+        """Return what changes when a file changes.
+
+        A file that could not be read is opened again, because its time and size may stay the same when it can be.
+        """
         try:
             if isinstance((self._seen or {}).get(path), str):
                 expect_regular(path)
@@ -129,15 +134,15 @@ class PipelineFolder:
         return FolderContents({definition.name: definition for definition in used.values()}, tuple(bad))
 
     def _changes_its_name(self, path: Path) -> tuple[bool, Path]:
-        """Sort key: of two files with one name the one that had it before keeps it."""
+        """Return a sort key: of two files with one name, the one that had it before keeps it."""
         found, last = self._read[path][1], self._used.get(path)
         return last is None or (isinstance(found, Definition) and found.name != last.name), path
 
 
 def pipeline_files(folder: Path) -> list[Path]:
-    """List the folder's pipeline files, without the hidden ones that editors keep beside a file at work.
+    """Return the pipeline files of a folder, without the hidden ones of editors.
 
-    Raises InvalidPipeline.
+    Raise InvalidPipeline.
     """
     try:
         return sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES and path.name[0] != ".")
@@ -146,19 +151,19 @@ def pipeline_files(folder: Path) -> list[Path]:
 
 
 def expect_regular(path: Path) -> None:
-    """Refuse what is no file: to open a FIFO is to wait for its writer, which may never come. Raises OSError."""
+    """Raise OSError for what is no file: opening a FIFO waits for its writer, which may never come."""
     mode = path.stat().st_mode
     if not S_ISREG(mode) and not S_ISDIR(mode):  # to open a directory fails by itself
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
 def pipeline_bytes(path: Path) -> bytes:
-    """Read a file, or a FIFO such as `<(...)` of a shell. Raises OSError, and InvalidPipeline when it is too long."""
+    """Return the bytes of a file, or of a FIFO like `<(...)`. Raise OSError, or InvalidPipeline when too long."""
     expect_length(path.stat().st_size)
     return _read_bounded(path)
 
 
 def _read_bounded(path: Path) -> bytes:
-    """Read no more than shows that it is too long: a device has no end."""
+    """Return at most one byte more than is allowed, because a device has no end."""
     with path.open("rb") as file:
         return file.read(MAX_TEXT + 1)

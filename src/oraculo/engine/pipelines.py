@@ -1,4 +1,4 @@
-"""The pipelines and routes that a request may name: built in, from a folder, or put by users."""
+"""The pipelines and routes that a request may name, and their queues at the brokers."""
 
 import asyncio
 import importlib.resources
@@ -36,19 +36,24 @@ from oraculo.settings import LimitSettings
 from oraculo.wire import naming
 from oraculo.wire.naming import QueueNames
 
-_PATIENCE = 30.0  # seconds for those before: while the store is frozen each takes as long as it may
+_PATIENCE = 30.0  # seconds to wait for a turn, each of which a frozen store may hold up
 
-_Stored = tuple[bytes, Definition]  # as the store has it, and what that says
+_Stored = tuple[bytes, Definition]  # the bytes in the store, and the definition in them
 
 
 class Origin(StrEnum):
+    """The place that a pipeline comes from."""
+
     BUILT_IN = "embutido"
     FOLDER = "pasta"
     STORED = "api"
 
 
 class PipelineCatalogue:
-    """What a user put wins over the folder, and the folder over what is built in."""
+    """The pipelines: built in, of the folder, or put by users.
+
+    A pipeline of a user replaces one of the folder with its name, and that one a built-in one.
+    """
 
     def __init__(
         self,
@@ -74,10 +79,10 @@ class PipelineCatalogue:
         self._default_timeout = default_timeout
         self._layers: dict[Origin, dict[str, Definition]] = {origin: {} for origin in Origin}
         self._merged: dict[str, Definition] = {}
-        self._stored: Mapping[str, _Stored] = {}  # those that users put and that can be read
-        self._unreadable: dict[str, WrittenByNewer] = {}  # what users put through a newer version, and why
+        self._stored: Mapping[str, _Stored] = {}  # the readable pipelines of users
+        self._unreadable: dict[str, WrittenByNewer] = {}  # pipelines that a newer version put
         self._mark = ""
-        self._turn = asyncio.Lock()  # of whoever changes what users put, or reads it: what was read before is older
+        self._turn = asyncio.Lock()  # held to change stored pipelines or to read them
 
     @property
     def pipelines(self) -> Mapping[str, Definition]:
@@ -93,10 +98,12 @@ class PipelineCatalogue:
         return next(origin for origin in reversed(Origin) if name in self._layers[origin])
 
     def expect_usable(self, name: str) -> None:
-        """Raise WrittenByNewer, also where it replaced one that could be read, which is not what was put; or
-        UnknownPipeline where a file of the folder would define it and is bad."""
+        """Raise WrittenByNewer for a pipeline that a newer version put, even if it replaced a readable one.
+
+        Raise UnknownPipeline when a bad file of the folder would define it.
+        """
         if (error := self._unreadable.get(name)) is not None:
-            raise error.with_traceback(None)  # it is raised again and again, and would remember each time
+            raise error.with_traceback(None)  # one object is raised many times, and its traceback would grow
         if name not in self._merged and (bad := self._bad_file(name)) is not None:
             raise UnknownPipeline(Fault("pipeline", f"{naming.shown(name)} cannot be started: {bad}"))
 
@@ -109,7 +116,7 @@ class PipelineCatalogue:
         return "; ".join(map(str, self.bad_files)) or None
 
     def get(self, name: str) -> Definition:
-        """Raises NotFound or WrittenByNewer."""
+        """Return a pipeline. Raise NotFound or WrittenByNewer."""
         try:
             self.expect_usable(name)
         except UnknownPipeline as error:
@@ -119,25 +126,28 @@ class PipelineCatalogue:
         return self._merged[name]
 
     async def load(self, store: Registry) -> None:
-        """Raises InvalidPipeline when the folder cannot be read."""
+        """Load all pipelines at a start. Raise InvalidPipeline when the folder cannot be read."""
         self._layers[Origin.BUILT_IN] = dict(built_in_pipelines(self._default_retry, self._default_timeout))
         self.read_folder()
         await self.refresh_stored(store)
-        self._merge()  # also where users put none
+        self._merge()  # users may have put none
 
     async def refresh_stored(self, store: Registry) -> bool:
-        """Reads what users put again when somebody put or deleted one, through this process or another."""
+        """Read the pipelines of users again if this process or another changed one.
+
+        Return whether they were read.
+        """
         async with self._in_turn():
             return await self._refresh_stored(store)
 
     @asynccontextmanager
     async def _in_turn(self) -> AsyncIterator[None]:
-        """Raises StoreUnavailable."""
+        """Wait for the turn to change stored pipelines. Raise StoreUnavailable when it takes too long."""
         try:
             async with asyncio.timeout(_PATIENCE):
                 await self._turn.acquire()
         except TimeoutError:
-            raise StoreUnavailable("others have waited for it all the while to tell of pipelines") from None
+            raise StoreUnavailable("other requests about pipelines have waited for it all the while") from None
         try:
             yield
         finally:
@@ -151,7 +161,7 @@ class PipelineCatalogue:
         return True
 
     async def _read_stored(self, bodies: Mapping[str, bytes]) -> None:
-        """Only those that changed: all of them, for each that is put, would keep the engine from its work."""
+        """Decode only the pipelines that changed, because decoding all each time would block the engine."""
         readable: dict[str, _Stored] = {}
         unreadable: dict[str, WrittenByNewer] = {}
         for name, body in bodies.items():
@@ -164,7 +174,7 @@ class PipelineCatalogue:
                 unreadable[name] = error
                 if name not in self._unreadable and self._telemetry is not None:
                     self._telemetry.emit(LoopFailed("pipelines", f"'{name}' cannot be used here: {error}"))
-            await asyncio.sleep(0)  # many may be new; a thread would not help: the decoder lets no other run
+            await asyncio.sleep(0)  # many may be new, and the decoder would block other threads too
         self._unreadable = unreadable
         self._take_stored(readable)
 
@@ -174,12 +184,12 @@ class PipelineCatalogue:
         self._merge()
 
     def read_folder(self) -> None:
-        """Read the folder. Raises InvalidPipeline when the folder itself cannot be read at the first time."""
+        """Read the folder. Raise InvalidPipeline when the first look cannot read the folder itself."""
         if self._folder is not None and (contents := self._folder.look()) is not None:
             self._take_folder(contents)
 
     async def refresh_folder(self) -> None:
-        """Read what changed in the folder, in a thread: to look at thousands of files takes a while."""
+        """Read what changed in the folder, in a thread, because a look at thousands of files takes a while."""
         if self._folder is not None and (contents := await handed_over(self._threads, self._folder.look)) is not None:
             self._take_folder(contents)
 
@@ -198,12 +208,14 @@ class PipelineCatalogue:
     async def put(
         self, name: str, text: bytes, store: Registry, clock: Clock, admit: Callable[[Definition], Awaitable[None]]
     ) -> tuple[Definition, bool]:
-        """The definition, and whether its name is new. Raises InvalidPipeline with step and fault, or
-        Conflict; and what `admit` raises."""
+        """Store a pipeline. Return its definition, and whether its name is new.
+
+        Raise InvalidPipeline with step and fault, Conflict, or what `admit` raises.
+        """
         definition = await self.read(name, text)
         await admit(definition)
         async with self._in_turn():
-            await self._refresh_stored(store)  # another engine may have put or deleted it a moment ago
+            await self._refresh_stored(store)  # another engine may have just put or deleted it
             is_new = name not in self._merged and name not in self._unreadable
             body = encode_definition(definition)
             self._expect_room(name, body)
@@ -213,8 +225,8 @@ class PipelineCatalogue:
         return definition, is_new
 
     async def read(self, name: str, text: bytes) -> Definition:
-        """Return what a text defines. Raises InvalidPipeline with step and fault."""
-        # A large text takes seconds to read, and the engine has other things to do, for which it needs its threads.
+        """Return what a text defines. Raise InvalidPipeline with step and fault."""
+        # A large text takes seconds to read, so it has a thread of its own.
         read = partial(
             read_pipeline,
             text,
@@ -226,7 +238,7 @@ class PipelineCatalogue:
         return await handed_over(self._reader, read)
 
     def _expect_room(self, name: str, body: bytes) -> None:
-        """Raise Conflict when this one would be too many, or too large: each is kept in memory."""
+        """Raise Conflict when this pipeline would be too many, or too large: each is kept in memory."""
         others = [text for other, (text, _) in self._stored.items() if other != name]
         others += [b""] * len(self._unreadable.keys() - {name})
         size, limits = sum(map(len, others)) + len(body), self._limits
@@ -238,7 +250,7 @@ class PipelineCatalogue:
             raise Conflict(f"with this one the stored pipelines would have {size} bytes; {most}: delete one")
 
     async def delete(self, name: str, store: Registry) -> None:
-        """Raises NotFound, also when another engine was faster, or Conflict."""
+        """Delete a pipeline. Raise Conflict, or NotFound, also when another engine was faster."""
         async with self._in_turn():
             await self._refresh_stored(store)
             if name not in self._unreadable:
@@ -255,7 +267,7 @@ class PipelineCatalogue:
 
     def _merge(self) -> None:
         merged = dict(self._layers[Origin.BUILT_IN])
-        for bad in self.bad_files:  # what it would replace is not what its author wants to run
+        for bad in self.bad_files:  # its author does not want to run what it would replace
             merged.pop(bad.pipeline, None)
         merged |= self._layers[Origin.FOLDER] | self._layers[Origin.STORED]
         self._merged = {name: found for name, found in merged.items() if name not in self._unreadable}
@@ -338,7 +350,7 @@ class PipelineQueues:
 
 @lru_cache(maxsize=8)
 def built_in_pipelines(default_retry: RetryPolicy, default_timeout: float) -> Mapping[str, Definition]:
-    """Read once: they are in the package and do not change."""
+    """Return the pipelines of the package, which are read once."""
     folder = importlib.resources.files("oraculo") / "pipelines"
     texts = [entry.read_bytes() for entry in folder.iterdir() if entry.name.endswith(".yaml")]
     definitions = [read_pipeline(text, default_retry=default_retry, default_timeout=default_timeout) for text in texts]

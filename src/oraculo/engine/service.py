@@ -1,8 +1,8 @@
 """The engine as one service: it owns the loops, starts them in order and stops them in phases.
 
-Stopping: first no new work is taken; then what was taken is decided and committed, what was decided is sent and
-delivered, within a grace; at last consumers and connections are closed. Whatever is cut off is in the store, or
-still in its queue, and goes on at the next start.
+A stop first takes no new work. Then, within a grace, everything taken is decided and committed, and everything decided
+is sent and delivered. At last consumers and connections are closed. Whatever is cut off is in the store, or still in
+its queue, and goes on at the next start.
 """
 
 import asyncio
@@ -61,23 +61,28 @@ from oraculo.settings import Settings
 from oraculo.wire.naming import QueueNames
 
 _FIRST_PAUSE, _PAUSE_AFTER_FAILURE = 0.1, 1.0
-_SILENCE = 1.0  # seconds, after which a store that says nothing counts as one that is waited for
+_SILENCE = 1.0  # seconds after which a start counts as waiting for a silent store
 _THREADS = 4
-_LAST_NOTES = 2.0  # seconds, at the end, for what was sent to be noted
+_LAST_NOTES = 2.0  # seconds at the end for notes of what was sent
 
 
 class Role(Enum):
-    """What a process does of an engine's work. A FRONT creates runs, sends their first commands and does what people
-    ask; answers and timers it leaves to the engines that share its store and broker."""
+    """The part of an engine's work that a process does.
+
+    A FRONT creates runs, sends their first commands and does what people ask. It leaves answers and timers to the
+    engines that share its store and broker.
+    """
 
     WHOLE = "whole"
     FRONT = "front"
 
 
 class Engine:
-    """Start it, use it through `Operations`, stop it. Both are idempotent. `must_be_alone`: nobody else may use its
-    store, because its queues live inside this process. `earlier_objects`: where large results rested before.
-    `outlooks`: for bridges that others run."""
+    """The engine: start it, use it through `Operations`, stop it. A second start or stop does no harm.
+
+    `must_be_alone`: nobody else may use its store, because its queues live inside this process. `earlier_objects`: the
+    place of large results from before. `outlooks`: for bridges that others run.
+    """
 
     def __init__(
         self,
@@ -113,9 +118,9 @@ class Engine:
         # What many parts share.
         self.names = QueueNames(settings.broker.prefix)
         self.peers = Peers(store, clock, telemetry, name or entropy.new_id(), engine.poll, self._decides)
-        # Apart from the event loop's own, which name servers that are silent may fill.
+        # The event loop's own threads may all wait for silent name servers.
         self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="oraculo-engine")
-        # Of its own: the texts that users put may take seconds each, one after the other, and hold up nobody else.
+        # Pipelines have a thread of their own, because each large text takes seconds to read.
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="oraculo-pipelines")
         self.plans = Plans()
         self.inbox = Inbox(engine.note_linger, (engine.prefetch + 1) // 2, crowded_at=engine.batch)
@@ -136,7 +141,7 @@ class Engine:
             self.queue_rules,
             settings.limits,
         )
-        fresh = settings.queues.remove_after / 2 or inf  # seconds: it may have been removed since
+        fresh = settings.queues.remove_after / 2 or inf  # seconds, after which an unused queue may have been removed
         self.known_queues, admitted = KnownQueues(fresh), KnownQueues(fresh)
         planned = self.catalogue.destinations
         self.new_queues = NewQueueLimits(broker, self.known_queues, self.names, settings.queues, planned, admitted)
@@ -227,8 +232,8 @@ class Engine:
         self._duties: list[asyncio.Task[None]] = []
         self._deciding: asyncio.Task[None] | None = None
         self.accepting = False
-        self.not_started: str | None = "the start has not begun"  # why nothing can be asked of it yet
-        self.awaits_store = asyncio.Event()  # the start takes longer, because the store does
+        self.not_started: str | None = "the start has not begun"  # why nothing can be asked yet
+        self.awaits_store = asyncio.Event()  # set when the start waits for the store
 
     # -- start ------------------------------------------------------------------------------------------------
 
@@ -259,12 +264,12 @@ class Engine:
     async def _may_have_unsent(self) -> bool:
         try:
             return bool(await self.store.unsent(1))
-        except StoreError:  # the first sweep will tell
+        except StoreError:  # the first sweep will show it
             return True
 
     def _works(self) -> dict[str, Callable[[], Awaitable[None]]]:
         of_all: dict[str, Callable[[], Awaitable[None]]] = {
-            "brokers": self._watch_links,
+            "brokers": self._watch_brokers,
             "outbox": self._outbox.run,
             "lookout": self._lookout.run,
             "pipelines": self._watch_pipelines,
@@ -277,7 +282,7 @@ class Engine:
             if place is not None:
                 of_all[duty] = ObjectRetention(place, self.store, self.peers, self.clock).run
         if self.broker.capabilities.shared:
-            of_all["memories"] = self._broker_marks.run
+            of_all["broker marks"] = self._broker_marks.run
         return of_all | {
             "engines": self.peers.run,
             "sweep": self._sweep.run,
@@ -290,12 +295,12 @@ class Engine:
 
     @property
     def sending_trouble(self) -> str | None:
-        """Why no command is taken now, by any queue."""
+        """The reason why no queue takes commands now."""
         return self._outbox.trouble
 
     @property
     def refusing_queues(self) -> Mapping[str, str]:
-        """Queues that do not take commands now, and why."""
+        """The queues that do not take commands now, and why."""
         return self._outbox.refusing
 
     def _untaken(self) -> Untaken:
@@ -304,7 +309,7 @@ class Engine:
 
     @property
     def unheard(self) -> str | None:
-        """Why this engine hears no answers. An API beside engines awaits none."""
+        """The reason why this engine hears no answers. An API beside engines awaits none."""
         answers = self.names.answers
         if answers not in self.own_queues.names:
             return None
@@ -318,7 +323,7 @@ class Engine:
         return self._intake.trouble is None
 
     async def standstill(self) -> str | None:
-        """Why nothing is decided now. A FRONT rings no timers and takes no answers: it counts on the engines."""
+        """Return why nothing is decided now. A FRONT counts on the engines for timers and answers."""
         if self.role is Role.WHOLE or not self._decides():
             return self._intake.trouble
         return await fault_of(self._expect_engines)
@@ -327,18 +332,18 @@ class Engine:
         return await self.peers.living()
 
     def is_sole(self) -> bool:
-        """Whether nobody else changes runs, as far as is known."""
+        """Return whether nobody else changes runs, as far as is known."""
         return self.role is Role.WHOLE and self.peers.is_alone
 
     def _decides_alone(self) -> bool:
-        """Of an API that runs apart nobody knows but those who started this engine for it."""
+        """Return whether no other process decides, not even an API that was started beside this engine."""
         return self.is_sole() and not self.peers.has_apis_beside
 
     def _count_deciders(self) -> int:
         return 1 if self._decides_alone() else max(2, len(self.peers.engines))
 
     async def _open_store(self) -> None:
-        """A server that is still starting is waited for, and that is told."""
+        """Open the store, and wait for a server that is still starting. Log the wait."""
         loop = asyncio.get_running_loop()
         pause, deadline = _FIRST_PAUSE, loop.time() + self.settings.store.patience
         silent = loop.call_later(_SILENCE, self.awaits_store.set)
@@ -370,24 +375,27 @@ class Engine:
         return EarlierResults(self._earlier_objects, self.objects, self._claim_fault, self.threads)
 
     async def _connects(self) -> bool:
-        """A broker that is away is no reason not to start: runs are accepted and wait for it, and readiness says so.
-        One that says no is a matter of settings, and is told at once."""
+        """Return whether the broker could be reached.
+
+        An absent broker stops no start: runs are accepted and wait, and readiness shows it. A refusal is a fault of
+        settings, and is raised.
+        """
         try:
             await self.broker.start()
             if self.broker.capabilities.shared:
-                await self._broker_marks.begin()  # what waits is sent as soon as it can be
+                await self._broker_marks.begin()  # before waiting commands go out
             await self.pipeline_queues.declare_all()
         except BrokerUnavailable as error:
             self.telemetry.emit(LoopFailed("broker", str(error)))
             return False
         return True
 
-    async def _watch_links(self) -> None:
+    async def _watch_brokers(self) -> None:
         if not self._connected:
-            while not await self._connects():  # noqa: ASYNC110 - it is the world that is waited for
+            while not await self._connects():  # noqa: ASYNC110 - the broker sets no event
                 await asyncio.sleep(self.settings.engine.poll)
             self._connected = True
-            if not self.broker.capabilities.durable:  # as at the start, but work is under way
+            if not self.broker.capabilities.durable:  # at a start `forget_sent` does this, but now work is under way
                 self._broker_watch.memory_was_lost()
         await self._broker_watch.run()
 
@@ -395,7 +403,7 @@ class Engine:
         return asyncio.create_task(self._keep_going(name, work), name=name)
 
     async def _keep_going(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        """A duty that fails is told of and taken up again: none may stop in silence."""
+        """Do a duty for ever. Log each failure and begin again, because none may stop in silence."""
         while True:
             try:
                 await work()
@@ -404,7 +412,7 @@ class Engine:
             await asyncio.sleep(_PAUSE_AFTER_FAILURE)
 
     async def _decide(self) -> None:
-        """The intake itself, until it is told to stop: should a bug end it, it is told of and taken up again."""
+        """Run the intake until it is told to stop. Should a bug end it, log that and begin again."""
         while not self._intake.stopped:
             try:
                 await self._intake.run()
@@ -413,8 +421,10 @@ class Engine:
                 await asyncio.sleep(_PAUSE_AFTER_FAILURE)
 
     async def _ring_timers(self) -> None:
-        """Deadlines that passed while no engine ran ring after the answers that came meanwhile: these may have come in
-        time."""
+        """Ring timers, those that are overdue at the start only after waiting answers were heard.
+
+        The answers may have come in time while no engine ran.
+        """
         if self._connected and await self.store.due(self.clock.now(), 1):
             await self.own_queues.heard_out(self.names.answers)
         await self._timers.run()
@@ -425,7 +435,7 @@ class Engine:
             await self._intake.renew_leases()
 
     async def refresh_pipelines(self) -> None:
-        """Another process may have put one a moment ago."""
+        """Read stored pipelines again, because another process may have put one just now."""
         await self.catalogue.refresh_stored(self.store)
 
     async def _watch_pipelines(self) -> None:
@@ -438,7 +448,10 @@ class Engine:
     # -- stop -------------------------------------------------------------------------------------------------
 
     def quiesce(self) -> None:
-        """Takes no new work and lets go of whoever waits; what is under way goes on. The first step of a stop."""
+        """Begin a stop: take no new work, and let go of callers who wait.
+
+        Work under way goes on.
+        """
         self.accepting = False
         self.watchers.close()
 
@@ -446,10 +459,10 @@ class Engine:
         self.quiesce()
         to_stop = (*self.bridges, *self.outlooks)
         for fault in await asyncio.gather(*(one.stop() for one in to_stop), return_exceptions=True):
-            if isinstance(fault, Exception):  # it must not keep the rest from being stopped
+            if isinstance(fault, Exception):  # the rest must be stopped all the same
                 self.telemetry.emit(LoopFailed("bridges", f"{type(fault).__name__}: {fault}"))
         await self._end_tasks(self._pumps)
-        if self._deciding is not None:  # else nobody decides, sends or delivers: it never started, or has stopped
+        if self._deciding is not None:  # otherwise it never started, or has stopped
             await self._finish_in_grace()
         await self._after_commit.abandon()
         await self._deliveries.abandon()
@@ -477,7 +490,7 @@ class Engine:
                 await self._deliveries.finished()
 
     async def _stop_deciding(self) -> None:
-        """Commits the last notes, so that what was sent is not sent again at the next start."""
+        """Commit the last notes, so that what was sent is not sent again at the next start."""
         if self._deciding is None:
             return
         self._intake.stop()
@@ -501,7 +514,7 @@ class Engine:
             )
 
     async def health(self) -> Health:
-        """All at once: whoever asks waits for the slowest, and not for one after the other."""
+        """Return the health of all parts, which are asked at once."""
         if self.not_started is not None:
             return Health({"engine": self.not_started}, is_ready=False)
         own = {"engine": self._intake.trouble if self.accepting else "not taking work: it is starting or stopping"}
@@ -515,16 +528,16 @@ class Engine:
         return Health(broker.parts | own | behind, is_ready)
 
     async def _health_behind(self) -> dict[str, str | None]:
-        """Of what an engine can do without: runs are accepted, and go on or wait."""
+        """Return the health of parts that an engine can do without."""
         objects, engines = await asyncio.gather(self._objects_trouble(), self._engines_trouble())
-        # Steps of others go on.
+        # A broken bridge stops only its own steps.
         bridges = {f"ponte {bridge.name}": bridge.trouble or bridge.shortfall for bridge in self.bridges}
         clock = {"clock": self.peers.clock_fault} if self.peers.clock_fault else {}
         pipelines = {"pipelines": self.catalogue.folder_trouble} if self.catalogue.folder_trouble else {}
         return objects | bridges | engines | clock | pipelines
 
     async def _objects_trouble(self) -> dict[str, str | None]:
-        if self.objects is not None:  # without it, large results stay in the store
+        if self.objects is not None:  # a failing one leaves large results in the store
             trouble = self._result_writer.trouble or (self._earlier and self._earlier.trouble)
             return {f"objects {self.objects.name}": trouble or await fault_of(self.objects.check)}
         return {} if self.results.trouble is None else {"objects": self.results.trouble}

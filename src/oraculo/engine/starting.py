@@ -10,8 +10,11 @@ from oraculo.ports.telemetry import LoopFailed
 
 
 class Starting:
-    """The start of an engine, and of the workers beside it. `on_failure`: called when it fails while others already
-    use what it was to start; unless set, the process is told to stop."""
+    """The start of an engine, and of the workers beside it.
+
+    `on_failure` is called when the start fails while others already use what it was to start. Unless it is set, the
+    process gets SIGTERM.
+    """
 
     def __init__(self, engine: Engine, workers: Sequence[Callable[[], Awaitable[None]]] = ()) -> None:
         self._engine = engine
@@ -20,7 +23,10 @@ class Starting:
         self.on_failure: Callable[[BaseException], None] = self._stop_process
 
     async def begin(self) -> None:
-        """Return once all has started, or once the store is waited for. Raises what ended it before. Idempotent."""
+        """Return when all has started, or when the start waits for its store.
+
+        Raise what ended the start before. A second call does no harm.
+        """
         if self._task is None:
             self._task = asyncio.create_task(self._start(), name="start")
             waiting = asyncio.create_task(self._engine.awaits_store.wait())
@@ -33,11 +39,11 @@ class Starting:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it was begun and goes on."""
+        """Return whether the start was begun and goes on."""
         return self._task is not None and not self._task.done()
 
     async def finished(self) -> None:
-        """Return once all has started. Raises what ended it."""
+        """Return when all has started. Raise what ended the start."""
         assert self._task is not None, "it is begun before"
         await asyncio.shield(self._task)
 

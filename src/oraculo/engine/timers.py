@@ -1,4 +1,4 @@
-"""Rings the timers that the store keeps: deadlines, retries, deliveries. No message is needed for one to ring."""
+"""The timers that the store keeps: deadlines, retries, deliveries. No message is needed for one to ring."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -16,17 +16,18 @@ from oraculo.ports.store import Due, Store
 
 _PAGE = 500
 _SET_APART_FOR = 30.0
-_MOST_SET_APART = 50_000  # past these they would be all that is ever found, and no other timer rang
-_COURTESY = 2.0  # seconds in which the engine that comes first may ring a timer
+_MOST_SET_APART = 50_000  # more would fill every page, and no other timer would ring
+_COURTESY = 2.0  # seconds that each engine of a better rank has to ring a timer
 _MOST_LEFT = 2_000
 _MOST_UNDER_WAY = 2_000
 _GLANCE = 0.1  # seconds between two looks while some are left to others, or are under way
 
 
 class Timers:
-    """Sleeps until the next timer that it knows of, and looks for other engines' timers now and then.
+    """A loop that sleeps until the next timer it knows, and looks for other engines' timers now and then.
 
-    `event_maker`: makes the event of each timer, with what is known at that moment of why something was not done."""
+    `event_maker` makes the event of each timer, with what is known now about queues and brokers.
+    """
 
     def __init__(
         self,
@@ -45,13 +46,13 @@ class Timers:
         self._event_maker = event_maker
         self._next: float | None = None
         self._set_apart: dict[Due, float] = {}  # timers that break the engine, and when they are tried again
-        self._left: dict[Due, float] = {}  # to other engines, since when; both by the loop's time, which only goes on
+        self._left: dict[Due, float] = {}  # timers left to other engines, and since when; both by the loop's time
         self._under_way: dict[Due, Wish] = {}  # timers that were rung and are not decided yet
         self._wake = asyncio.Event()
-        self._wakes_at = -inf  # by the loop's time, when nobody wakes it before; awake, it looks at `_next` by itself
+        self._wakes_at = -inf  # by the loop's time; -inf while it is awake
 
     def expect(self, changes: Changes) -> None:
-        """A commit set timers: one of them may be the next."""
+        """Look at the timers that a commit set: one of them may be the next."""
         due = changes.run.head.due_at
         if due is not None:
             self._expect_at(due)
@@ -63,9 +64,10 @@ class Timers:
         if self._next is None or due < self._next:
             self._next = due
             if due - self._clock.now() < self._wakes_at - asyncio.get_running_loop().time():
-                self._wake.set()  # and not for others: to look into the store for every new run would be felt
+                self._wake.set()  # only for an earlier timer, because a look into the store for every new run is slow
 
     async def run(self) -> None:
+        """Ring timers for ever."""
         while True:
             await self._ring_due()
             self._wake.clear()
@@ -73,7 +75,7 @@ class Timers:
             pause = self._poll if self._next is None else min(self._poll, max(0.0, self._next - now))
             self._wakes_at = asyncio.get_running_loop().time() + pause
             with suppress(TimeoutError):
-                async with asyncio.timeout(pause):  # not `wait_for`, which may swallow that it is cancelled
+                async with asyncio.timeout(pause):  # `wait_for` may swallow a cancellation
                     await self._wake.wait()
             self._wakes_at = -inf
 
@@ -81,12 +83,11 @@ class Timers:
         while True:
             self._next = None
             self._take_outcomes()
-            # Those set apart, left to others or under way come first again, being the oldest: they must not fill the
-            # page.
+            # Timers that are set apart, left to others or under way come first again, and must not fill the page.
             skipped = len(self._set_apart) + len(self._left) + len(self._under_way)
             found = await self._store.due(self._clock.now(), _PAGE + skipped)
             now = asyncio.get_running_loop().time()
-            self._set_apart = {one: self._set_apart[one] for one in found if one in self._set_apart}  # still there
+            self._set_apart = {one: self._set_apart[one] for one in found if one in self._set_apart}
             new = [one for one in found if one not in self._under_way and self._set_apart.get(one, now) <= now]
             due = self._leave_to_others(new, now)[: _MOST_UNDER_WAY - len(self._under_way)]
             if not due or not await self._ring(due):
@@ -99,7 +100,7 @@ class Timers:
             self._expect_at(ahead)
 
     def _leave_to_others(self, due: Sequence[Due], now: float) -> Sequence[Due]:
-        """Those that this engine rings: its own, and those that others had time enough for."""
+        """Return the timers that this engine rings: its own, and those that others had enough time for."""
         if self._peers.is_alone:
             self._left = {}
             return due
@@ -111,7 +112,7 @@ class Timers:
         return ours
 
     async def _ring(self, due: Sequence[Due]) -> bool:
-        """Wait until each is decided, or set aside until its turn. Return whether any was."""
+        """Wait until each timer is decided or set aside for its turn. Return whether any was."""
         loop, event_of = asyncio.get_running_loop(), self._event_maker()
         wishes = {one: Wish(one.run_id, event_of(one), loop.create_future()) for one in due}
         self._under_way |= wishes
@@ -121,7 +122,7 @@ class Timers:
         return not self._take_outcomes().issuperset(due)
 
     def _take_outcomes(self) -> set[Due]:
-        """Forget the timers that were decided. Return those that were not, and never will be, and set them apart."""
+        """Forget decided timers. Set those apart that never will be decided, and return them."""
         decided = {one: wish.done for one, wish in self._under_way.items() if wish.done.done()}
         stuck = [one for one, done in decided.items() if _is_stuck(done)]
         for one in decided:

@@ -1,4 +1,4 @@
-"""Those who wait inside this process for a run to change or to end: `Prefer: wait`, live events, the SDK's tests."""
+"""The callers inside this process who wait for a run to change or to end: `Prefer: wait`, live events, tests."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -17,14 +17,16 @@ _GLANCE = 0.05  # seconds between two looks, at the least
 
 
 class Watch:
-    """One who waits. `ended` is given the aggregate, or None when it is let go; `changed` is set at each commit of
-    the run."""
+    """One caller who waits.
+
+    `ended` gets the aggregate, or None when the caller is let go. `changed` is set at each commit of the run.
+    """
 
     __slots__ = ("changed", "ended", "entries", "looked_at", "run_id", "run_is_there", "since")
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
-        self.run_is_there = False  # or it is only about to be created
+        self.run_is_there = False  # False: it is about to be created
         self.entries = 0  # the history's length when it was last looked at
         loop = asyncio.get_running_loop()
         self.since = self.looked_at = loop.time()
@@ -32,7 +34,7 @@ class Watch:
         self.changed = asyncio.Event()
 
     async def aggregate(self, seconds: float) -> bytes | None:
-        """Of the run, which is there, if it ends within so many seconds."""
+        """Return the aggregate if the run ends within so many seconds. The run is there already."""
         self.run_is_there = True
         timer = asyncio.get_running_loop().call_later(seconds, self.let_go)
         try:
@@ -41,27 +43,33 @@ class Watch:
             timer.cancel()
 
     def let_go(self) -> None:
+        """End the wait without an aggregate."""
         self.changed.set()
         if not self.ended.done():
             self.ended.set_result(None)
 
 
 class Watchers:
+    """The callers who wait, by run."""
+
     def __init__(self) -> None:
         self._watches: dict[str, list[Watch]] = {}
         self.any_here = asyncio.Event()
         self.closed = False
 
     def close(self) -> None:
-        """The engine stops: whoever waits is let go, and asks again where it goes on."""
+        """Let everybody go, because the engine stops. They ask again where it goes on."""
         self.closed = True
         for watch in [watch for watches in self._watches.values() for watch in watches]:
             watch.let_go()
 
     def due_for_a_look(self, now: float, shortest: float, longest: float) -> list[str]:
-        """The runs whose watchers have waited long enough to look again: a twentieth of the time since they began.
-        Where that is less than `shortest`, the time between two rounds, it is every round, also for one that began in
-        the middle of it, which would else wait for nearly two."""
+        """Return the runs whose watchers have waited long enough for another look.
+
+        The pause between looks is a twentieth of the time since the wait began. A pause below `shortest`, the time
+        between two rounds, means every round: a watch that began between two rounds would otherwise wait for nearly
+        two.
+        """
         return [
             run_id
             for run_id, watches in self._watches.items()
@@ -114,7 +122,7 @@ class Watchers:
         return any(not watch.ended.done() for watch in self._watches.get(run_id, ()))
 
     def looked_at(self, run_id: str, entries: int) -> None:
-        """Someone saw the run in the store with a history of this length."""
+        """Note that somebody saw the run in the store with a history of this length."""
         now = asyncio.get_running_loop().time()
         for watch in self._watches.get(run_id, ()):
             watch.looked_at = now
@@ -124,9 +132,11 @@ class Watchers:
 
 
 class Lookout:
-    """Looks at the watched runs in the store now and then: another engine may have changed one, or this one may have
-    committed a change without hearing that it did. Where others change runs, a young one is looked at often, so that
-    whoever waits hears of it soon, and an old one seldom, so that long waits cost little."""
+    """A loop that looks at watched runs in the store.
+
+    Another engine may have changed one, or this engine may have missed that its own commit succeeded. Where others
+    change runs, a young wait is looked at often and an old one seldom, so that long waits cost little.
+    """
 
     def __init__(
         self,
@@ -155,20 +165,21 @@ class Lookout:
                 await self._look_at(some)
 
     async def _look_at(self, run_ids: Sequence[str]) -> None:
-        were_there = self._watchers.of_runs_there(run_ids)  # before it is asked: one may be created meanwhile
-        heads, _ = await readable(self._store.heads, run_ids)  # one that cannot be read is as good as gone
+        # Before the store is asked, because one may be created meanwhile.
+        were_there = self._watchers.of_runs_there(run_ids)
+        heads, _ = await readable(self._store.heads, run_ids)  # an unreadable run counts as gone
         for watch in were_there:
-            if watch.run_id not in heads:  # it waits for nothing
+            if watch.run_id not in heads:  # nothing will ever end this wait
                 watch.let_go()
         for run_id in run_ids:
-            if (head := heads.get(run_id)) is None:  # gone, or not there yet: whoever follows it looks for himself
+            if (head := heads.get(run_id)) is None:  # gone, or not there yet: its followers look for themselves
                 self._watchers.changed(run_id)
                 continue
             self._watchers.looked_at(run_id, head.entries)
             if head.status is not RunStatus.RUNNING and self._watchers.awaits_end(run_id):
-                await self._tell_end(run_id)
+                await self._report_end(run_id)
 
-    async def _tell_end(self, run_id: str) -> None:
+    async def _report_end(self, run_id: str) -> None:
         try:
             snapshot = (await self._store.load([run_id])).get(run_id)
             run = None if snapshot is None else self._plans.restore(snapshot)

@@ -1,1 +1,1 @@
-"""Cluster: the engines that share a store, and the brokers that they share."""
+"""The engines that share a store, and the brokers that they share."""

@@ -1,10 +1,11 @@
-"""Notices a broker that has forgotten what it took: one that came back empty, as a container does without its volume.
+"""The marks by which engines notice that a broker forgot what it took, such as a container without its volume.
 
-Some servers tell that while somebody is connected (`Link.losses`), others never, and none tells it to an engine that
-was away meanwhile. So engines leave a mark on each broker: a queue that nobody reads, with a message. Where the queue
-is missing, whatever the broker had taken is gone, if there was anything. It is made at once, so that a broker which is
-emptied again is noticed too; the message follows when all has been taken back, so that an engine which dies before
-leaves the rest to the next one.
+Some servers report a loss while somebody is connected (`BrokerStatus.losses`), others never do, and none reports it to
+an engine that was away meanwhile. So engines leave a mark on each broker: a queue that nobody reads, with a message. A
+missing queue means that whatever the broker had taken is gone.
+
+An engine makes the queue again at once, so that a second loss is noticed too. The message follows when everything is
+taken back. An engine that dies before that leaves the rest to the next one.
 """
 
 import asyncio
@@ -22,73 +23,82 @@ MARK = (
     b'"nota":"as long as it is here, this broker has forgotten nothing; leave it"}'
 )
 LOOK_EVERY = 2.0  # seconds
-BEGUN_WITHIN = 1.0  # seconds that a start waits for the marks: what is late the looks see to
-SIGHTS = 5  # of a queue without its message, after which the engine that made it is not waited for
-# By an engine that saw the message before: RabbitMQ counts none in a queue whose leader does not answer.
-SIGHTS_MORE = 30
+BEGUN_WITHIN = 1.0  # seconds that a start waits for the marks; later looks do the rest
+LOOKS = 5  # at a queue without its message, after which this engine acts
+# For an engine that saw the message before: RabbitMQ counts none in a queue whose leader does not answer.
+MORE_LOOKS = 30
 
 
 class BrokerMarks:
+    """The marks on all brokers, and the looks at them."""
+
     def __init__(
-        self, broker: FullBroker, links: BrokerWatch, names: QueueNames, telemetry: Telemetry, poll: float
+        self, broker: FullBroker, watch: BrokerWatch, names: QueueNames, telemetry: Telemetry, poll: float
     ) -> None:
-        self._memories = [_BrokerMark(each, links, names.memory) for each in broker.behind()]
+        self._marks = [_BrokerMark(each, watch, names.memory) for each in broker.behind()]
         self._telemetry = telemetry
         self._poll = poll
 
     async def begin(self) -> None:
-        """Before anything is sent. A broker to which nothing was given has nothing to lose and gets its mark at once,
-        also from an API: else whoever looks first would take it for one that forgot what was sent meanwhile."""
+        """Leave a mark on each broker that has nothing to lose, before anything is sent.
+
+        Also an API leaves marks. Otherwise the first engine to look would take what was sent meanwhile for lost.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(BEGUN_WITHIN):
-                for memory in self._memories:
-                    with suppress(BrokerError):  # the looks that follow tell
-                        await memory.begin()
+                for mark in self._marks:
+                    with suppress(BrokerError):  # the later looks log that
+                        await mark.begin()
 
     async def run(self) -> None:
         while True:
-            for memory in self._memories:
-                await self._look_at(memory)
-            in_haste = any(memory.is_in_haste for memory in self._memories)
+            for mark in self._marks:
+                await self._look_at(mark)
+            in_haste = any(mark.is_in_haste for mark in self._marks)
             await asyncio.sleep(min(self._poll, LOOK_EVERY) if in_haste else LOOK_EVERY)
 
-    async def _look_at(self, memory: "_BrokerMark") -> None:
-        """One that lets us leave no mark is told of once."""
+    async def _look_at(self, mark: "_BrokerMark") -> None:
+        """Look at one mark, and log once that a broker refuses it."""
         try:
             with suppress(BrokerUnavailable):  # the next look tries again
-                await memory.look()
+                await mark.look()
         except BrokerError as error:
-            if memory.refusal is None:
-                blind = f"should {memory.name} come back empty, that is not noticed: {error}"
-                self._telemetry.emit(LoopFailed("memories", blind))
-            memory.refusal = error
+            if mark.refusal is None:
+                blind = f"should {mark.name} come back empty, that is not noticed: {error}"
+                self._telemetry.emit(LoopFailed("broker marks", blind))
+            mark.refusal = error
 
 
 class _BrokerMark:
-    """Of one broker."""
+    """The mark on one broker."""
 
-    def __init__(self, broker: FullBroker, links: BrokerWatch, mark: str) -> None:
+    def __init__(self, broker: FullBroker, watch: BrokerWatch, mark: str) -> None:
         self.name = broker.name
         self.refusal: BrokerError | None = None
         self._broker = broker
-        self._broker_watch = links
+        self._broker_watch = watch
         self._mark = mark
         self._is_reached = False
-        self._losses: int | None = None  # those that it had told of by itself when its mark was last there
-        self._missed_at = 0.0  # by the loop's time: just before the look that first did not find it
-        self._sights = 0  # of its absence
-        self._is_begun = False  # an engine has made the queue since then, and its message is still to come
+        self._losses: int | None = None  # that it had reported when its mark was last there
+        self._missed_at = 0.0  # by the loop's time, just before the look that first missed it
+        self._misses = 0  # looks in a row that did not find it
+        self._is_begun = False  # an engine has made the queue, and its message is still to come
         self._is_lost = False  # this engine takes back what the broker had
-        self._had_nothing = False  # when it was last seen to be away: what was sent since it was given as it is now
+        self._had_nothing = False  # when it was last away: what came later went to the broker as it is now
 
     @property
     def is_in_haste(self) -> bool:
         return self._is_lost or not self._is_reached
 
     async def begin(self) -> None:
-        """What was begun and not ended is ended here too: its engine died, or ends it once more, which is no harm."""
-        [link] = self._broker.statuses()
-        if link.trouble is None and not await self._is_marked() and await self._broker_watch.gave_nothing_to(self.name):
+        """Leave the mark if the broker has nothing to lose.
+
+        An unfinished mark is finished here too: its engine died, or finishes it once more, which does no harm.
+        """
+        [status] = self._broker.statuses()
+        if status.trouble is not None or await self._is_marked():
+            return
+        if await self._broker_watch.gave_nothing_to(self.name):
             await self._broker.declare([self._mark])
             await publish_all(self._broker, [Outgoing(self._mark, MARK)])
 
@@ -96,49 +106,57 @@ class _BrokerMark:
         return any(state.ready for state in await self._broker.queues([self._mark]))
 
     async def look(self) -> None:
+        """Look whether the mark is there, and act when it is not."""
         now = asyncio.get_running_loop().time()
-        [link] = self._broker.statuses()
-        if link.trouble is not None:
+        [status] = self._broker.statuses()
+        if status.trouble is not None:
             self._had_nothing = self._losses is None and await self._broker_watch.gave_nothing_to(self.name)
             return
         state = next(iter(await self._broker.queues([self._mark])), None)
         self._is_reached = True
         if state is not None and state.ready:
-            self._note_mark(link.losses)
+            self._note_mark(status.losses)
         elif state is None or not self._is_lost:
             await self._miss(now, is_begun=state is not None)
         else:
-            await self._leave_mark(link.losses)
+            await self._leave_mark(status.losses)
 
     async def _miss(self, now: float, *, is_begun: bool) -> None:
-        """What is sent from the first sight on went to the broker as it is now; unless it is emptied again."""
+        """Count a look that did not find the mark, and note the loss after enough of them.
+
+        What is sent from the first such look on went to the broker as it is now, unless it is emptied again.
+        """
         is_emptied_again = self._is_begun and not is_begun
         self._had_nothing = self._had_nothing and not is_emptied_again
-        if not self._sights or is_emptied_again:
-            self._missed_at, self._sights, self._is_lost = now, 0, False
-        self._sights += 1
+        if not self._misses or is_emptied_again:
+            self._missed_at, self._misses, self._is_lost = now, 0, False
+        self._misses += 1
         self._is_begun = is_begun
-        if self._sights >= self._patience():
-            await self._broker.declare([self._mark])  # where that is refused, not all is sent again at each start
+        if self._misses >= self._patience():
+            await self._broker.declare([self._mark])  # a refusal here keeps each start from sending everything again
             self._is_begun = self._is_lost = True
             if await self._may_have_lost():
                 self._broker_watch.note_loss(self.name, self._missed_at)
-            await self._leave_mark(self._broker.statuses()[0].losses)  # at once when there is nothing to take back
+            await self._leave_mark(self._broker.statuses()[0].losses)  # only when there is nothing to take back
 
     async def _may_have_lost(self) -> bool:
-        """Something that it does not tell of by itself. One that is new has lost nothing; what is sent to it from now
-        on is not to be sent twice."""
+        """Return whether the broker lost something that it does not report itself.
+
+        A new broker has lost nothing, and what is sent to it from now on must not be sent twice.
+        """
         if self._losses is None:
             return not (self._had_nothing or await self._broker_watch.gave_nothing_to(self.name))
         return self._losses == self._broker.statuses()[0].losses
 
     def _patience(self) -> int:
-        """What another engine has begun it may end, unless it died. Else this one takes it up: at once when it never
-        saw the mark, and at the second sight when it did, for the broker may be about to tell of its loss by itself,
-        which is taken care of already."""
+        """Return the number of looks after which this engine acts.
+
+        Another engine may finish the mark that it began, unless it died. Without one, this engine acts at once if it
+        never saw the mark. If it did, it waits for a second look: the broker may be about to report its loss itself.
+        """
         if self._losses is None:
-            return SIGHTS if self._is_begun else 1
-        return SIGHTS_MORE if self._is_begun else 2
+            return LOOKS if self._is_begun else 1
+        return MORE_LOOKS if self._is_begun else 2
 
     async def _leave_mark(self, losses: int) -> None:
         if self._broker_watch.has_taken_back(self.name):
@@ -146,4 +164,4 @@ class _BrokerMark:
             self._note_mark(losses)
 
     def _note_mark(self, losses: int) -> None:
-        self._losses, self._sights, self._is_lost, self.refusal = losses, 0, False, None
+        self._losses, self._misses, self._is_lost, self.refusal = losses, 0, False, None

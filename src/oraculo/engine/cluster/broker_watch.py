@@ -1,9 +1,8 @@
-"""Watches over the brokers: what a lost one had taken is sent again, under the same identity, through another.
+"""The watch over brokers: what a lost one had taken is sent again through another, under the same identity.
 
-A broker that is away while another works is lost once that has lasted a moment: a connection that breaks and comes
-back at once kept its messages. So it is with one that works and does not let us read: what it took may be answered, and
-nobody would hear it. One that came back without its memory is lost too, its dead letters included, and so is one that
-is no longer among those configured.
+A broker counts as lost when it is away for a moment while another works; a connection that breaks and comes back at
+once kept its messages. A broker that works but does not let engines read counts as lost too, because nobody would hear
+the answers. So does one that came back without its memory, with its dead letters, and one that is no longer configured.
 """
 
 import asyncio
@@ -20,15 +19,17 @@ from oraculo.ports.store import Store
 from oraculo.ports.telemetry import BrokerChanged, CommandsTakenBack, Telemetry
 
 GRACE = 2.0  # seconds that a broker must have been away
-LONGEST_PAUSE = 30.0  # between two looks for what a lost broker took: notes of it may still be on their way
-LOOKS_AFTER_A_LOSS = 3  # some of what was sent before the loss is noted only later
+LONGEST_PAUSE = 30.0  # seconds between two looks for what a lost broker took, whose notes may still come
+LOOKS_AFTER_A_LOSS = 3  # because some sendings are noted only after the loss
 MOST_LEFT = 10_000  # runs
 _PAGE = 50
 
 
 class _Absence:
-    """When to look, and look again, for what a broker took that is away: by the loop's time, since clocks may be set
-    back."""
+    """The times at which the engine looks for what an absent broker took.
+
+    They are of the loop, because clocks may be set back.
+    """
 
     def __init__(self, now: float) -> None:
         self.next_look = now + GRACE
@@ -39,15 +40,18 @@ class _Absence:
         return now < self._left.get(run_id, (now, 0.0))[0]
 
     def note_taken(self, run_ids: Iterable[str], now: float) -> None:
-        """One that is there again was sent there by an engine that reaches the broker, perhaps because it misses
-        another: it is left to that engine for longer each time, or both would send it again and again."""
+        """Note runs whose commands are sent again, and leave those for longer that come back to this broker.
+
+        Another engine that reaches the broker sent them there again, perhaps because it misses a different one. Without
+        a growing pause both engines would send them for ever.
+        """
         for run_id in run_ids:
             if run_id in self._left or len(self._left) < MOST_LEFT:
                 pause = 4 * self._left.get(run_id, (0.0, GRACE))[1]
                 self._left[run_id] = (now + pause, pause)
 
     def leave_nothing(self) -> None:
-        """The engine that reached the broker may be gone."""
+        """Forget the pauses, because the engine that reached the broker may be gone."""
         self._left.clear()
 
     def look_later(self, now: float) -> None:
@@ -56,7 +60,10 @@ class _Absence:
 
 
 class _Loss(_Absence):
-    """A broker came back without its memory. Notes of what it had confirmed may still be on their way."""
+    """A broker that came back without its memory.
+
+    Notes of what it had confirmed may still be on their way.
+    """
 
     def __init__(self, now: float, at: float) -> None:
         super().__init__(now)
@@ -66,7 +73,10 @@ class _Loss(_Absence):
 
 
 class BrokerWatch:
-    """`acts`: it sends again what was lost. Otherwise it only tells how the brokers are doing."""
+    """The loop that looks at all brokers.
+
+    `acts`: it sends lost commands again. Otherwise it only logs how the brokers are.
+    """
 
     def __init__(
         self,
@@ -91,9 +101,8 @@ class BrokerWatch:
         self._known: dict[str, BrokerStatus] = {}
         self._absences: dict[str, _Absence] = {}
         self._losses: dict[str, _Loss] = {}
-        self._departures: int | None = None  # of peers, after which strangers were looked for
-        # Of the loop's time, the most that the clock ever was: by a clock that was set back, commands sent before a
-        # loss would seem to be sent since.
+        self._departures: int | None = None  # of peers, when strangers were last looked for
+        # The most that the clock ever was ahead of the loop's time (see `_new_loss`).
         self._ahead = float("-inf")
 
     async def run(self) -> None:
@@ -104,51 +113,55 @@ class BrokerWatch:
             await asyncio.sleep(self._poll)
 
     async def look(self) -> None:
-        links = self._broker.statuses()
-        some_read, some_work = any(map(_is_read, links)), any(link.trouble is None for link in links)
+        """Look at every broker once."""
+        statuses = self._broker.statuses()
+        some_read, some_work = any(map(_is_read, statuses)), any(one.trouble is None for one in statuses)
         self._mind_clock()
-        for link in links:
-            self._tell(link)
-            if self._acts and link.losses > self._losses_of(link.name):
-                self.note_loss(link.name)
-            self._known[link.name] = link  # before anything can fail: a loss is counted once
+        for status in statuses:
+            self._report_change(status)
+            if self._acts and status.losses > self._losses_of(status.name):
+                self.note_loss(status.name)
+            self._known[status.name] = status  # before anything can fail, so that a loss is counted once
             if self._acts:
-                await self._look_at(link, some_read if link.trouble is None else some_work)
+                await self._look_at(status, some_read if status.trouble is None else some_work)
 
     def _mind_clock(self) -> None:
         self._ahead = max(self._ahead, self._clock.now() - asyncio.get_running_loop().time())
 
-    async def _look_at(self, link: BrokerStatus, has_better: bool) -> None:
-        await self._look_after_loss(link.name)
-        if _is_read(link):
-            self._absences.pop(link.name, None)
+    async def _look_at(self, status: BrokerStatus, has_better: bool) -> None:
+        await self._look_after_loss(status.name)
+        if _is_read(status):
+            self._absences.pop(status.name, None)
         elif has_better:
-            await self._missed(link)
+            await self._missed(status)
 
     def memory_was_lost(self) -> None:
-        """Whatever the brokers took before now may be gone."""
-        for link in self._broker.statuses():
-            self.note_loss(link.name)
+        """Note that everything may be gone that the brokers took before now."""
+        for status in self._broker.statuses():
+            self.note_loss(status.name)
 
     def note_loss(self, name: str, at: float | None = None) -> None:
-        """Whatever this broker took before now, or before `at` by the loop's time, is gone."""
+        """Note that everything is gone that this broker took before `at` (by the loop's time; now by default)."""
         self._losses[name] = self._new_loss(at)
 
     def has_taken_back(self, name: str) -> bool:
-        """Whether all that it had taken when it lost its memory counts as not sent: of losses that it told of too."""
-        told = sum(link.losses for link in self._broker.statuses() if link.name == name)
-        return name not in self._losses and told == self._losses_of(name)
+        """Return whether everything lost counts as unsent, after the losses that the broker reported too."""
+        reported = sum(status.losses for status in self._broker.statuses() if status.name == name)
+        return name not in self._losses and reported == self._losses_of(name)
 
     async def gave_nothing_to(self, name: str) -> bool:
-        """Whether it is known that this broker has nothing of ours to lose."""
+        """Return whether this broker surely has nothing of ours to lose."""
         try:
-            held = [await self._store.held_by(name, 1, dead_letters=letters) for letters in (False, True)]
+            held = [await self._store.held_by(name, 1, dead_letters=dead) for dead in (False, True)]
         except StoreError:
             return False
         return not any(held)
 
     def _new_loss(self, at: float | None) -> _Loss:
-        """By a clock that was never set back: by one that was, what was sent before would seem to come later."""
+        """Return a loss, timed by a clock that was never set back.
+
+        By a clock that was set back, commands sent before the loss would seem to be sent after it.
+        """
         self._mind_clock()
         now = asyncio.get_running_loop().time()
         return _Loss(now, (now if at is None else at) + self._ahead)
@@ -157,7 +170,7 @@ class BrokerWatch:
         loss, now = self._losses.get(name), asyncio.get_running_loop().time()
         if loss is None or now < loss.next_look:
             return
-        undecided = await self._take_back(name, before=loss.at, letters=loss.looks_left == 1)
+        undecided = await self._take_back(name, before=loss.at, dead_letters=loss.looks_left == 1)
         loss.look_later(now)
         loss.looks_left -= not undecided
         if not loss.looks_left and self._losses.get(name) is loss:
@@ -166,48 +179,59 @@ class BrokerWatch:
     def _losses_of(self, name: str) -> int:
         return self._known[name].losses if name in self._known else 0
 
-    def _tell(self, link: BrokerStatus) -> None:
-        before = self._known.get(link.name)
-        was_well, is_well = before is None or before.trouble is None, link.trouble is None
+    def _report_change(self, status: BrokerStatus) -> None:
+        before = self._known.get(status.name)
+        was_well, is_well = before is None or before.trouble is None, status.trouble is None
         if was_well is not is_well:
-            self._telemetry.emit(BrokerChanged(link.name, link.trouble))
+            self._telemetry.emit(BrokerChanged(status.name, status.trouble))
 
-    async def _missed(self, link: BrokerStatus) -> None:
+    async def _missed(self, status: BrokerStatus) -> None:
         now = asyncio.get_running_loop().time()
-        absence = self._absences.setdefault(link.name, _Absence(now))
+        absence = self._absences.setdefault(status.name, _Absence(now))
         if now >= absence.next_look:
-            await self._take_back(link.name, absence)
+            await self._take_back(status.name, absence)
             absence.look_later(now)
 
     async def _take_back_from_strangers(self) -> None:
-        """What an earlier configuration sent elsewhere: at the start, and when an engine has gone, which may have been
-        the last that listened there."""
+        """Take back what was sent to brokers that are no longer configured.
+
+        This happens at the start, and after an engine is gone that may have been the last to listen there.
+        """
         departures = self._peers.departures
         for absence in self._absences.values():
             absence.leave_nothing()
-        ours = {link.name for link in self._broker.statuses()}
-        for via in await self._store.brokers_in_use():
-            if via not in ours:
-                await self._take_back(via)
+        ours = {status.name for status in self._broker.statuses()}
+        for broker in await self._store.brokers_in_use():
+            if broker not in ours:
+                await self._take_back(broker)
         self._departures = departures
 
     async def _take_back(
-        self, via: str | None, absence: _Absence | None = None, *, before: float | None = None, letters: bool = False
+        self,
+        broker: str | None,
+        absence: _Absence | None = None,
+        *,
+        before: float | None = None,
+        dead_letters: bool = False,
     ) -> int:
-        """`before`: the memory was lost then. `letters`: the dead letters with it; of these nobody knows when they were
-        sent, so they are taken back once, when all that was sent is noted. Returns how many runs could not be
-        decided."""
-        count, undecided = await self._decide(BrokerLost(via, before=before), absence)
-        if letters:
-            more, more_undecided = await self._decide(BrokerLost(via, dead_letters=True, before=before))
+        """Have what a broker took sent again, and return how many runs could not be decided.
+
+        `before`: the time of its loss. `dead_letters`: take those back too. Nobody knows when they were sent, so that
+        happens once, after all sendings are noted.
+        """
+        count, undecided = await self._decide(BrokerLost(broker, before=before), absence)
+        if dead_letters:
+            more, more_undecided = await self._decide(BrokerLost(broker, dead_letters=True, before=before))
             count, undecided = count + more, undecided + more_undecided
         if count:
-            self._telemetry.emit(CommandsTakenBack(via or "unknown", count))
+            self._telemetry.emit(CommandsTakenBack(broker or "unknown", count))
         return undecided
 
     async def _decide(self, event: BrokerLost, absence: _Absence | None = None) -> tuple[int, int]:
-        """A page of runs at a time, each decided and committed like anything else that happens to a run. Returns how
-        many had something to send again, and how many could not be decided."""
+        """Have an event decided for every run that the broker took something of, one page at a time.
+
+        Return how many runs have something to send again, and how many could not be decided.
+        """
         count, undecided, after = 0, 0, ""
         loop = asyncio.get_running_loop()
         while page := await self._store.held_by(event.via, _PAGE, after, dead_letters=event.dead_letters):
@@ -223,5 +247,5 @@ class BrokerWatch:
         return count, undecided
 
 
-def _is_read(link: BrokerStatus) -> bool:
-    return link.trouble is None and not link.unread
+def _is_read(status: BrokerStatus) -> bool:
+    return status.trouble is None and not status.unread

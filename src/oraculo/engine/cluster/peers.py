@@ -1,7 +1,7 @@
-"""The engines that share a store, and which of them takes care of a run first.
+"""The engines that share a store, and their order in the care of each run.
 
-Only a courtesy, so that no two do the same work at the same time: whatever one decides is compared and set by version,
-and what the first does not take up in time the next one does.
+The order is a courtesy, so that no two engines do the same work at once. Correctness does not need it: every decision
+is compared and set by version, and a later engine takes up what the first leaves.
 """
 
 import asyncio
@@ -20,7 +20,10 @@ _LOOK_AGAIN = 1.0
 
 
 class Peers:
-    """`is_well`: whether this engine decides things now. One that does not is missed, and others do its work."""
+    """The engines that are alive, this one among them.
+
+    `is_well` returns whether this engine decides now. One that does not gives no sign of life, and others do its work.
+    """
 
     def __init__(
         self,
@@ -33,7 +36,7 @@ class Peers:
     ) -> None:
         self.name = name
         self.engines: Sequence[str] = (name,)
-        self.has_apis_beside = False  # which decide and send, too, and are not counted among the engines
+        self.has_apis_beside = False  # they decide and send too, and are not counted among the engines
         self._store = store
         self._clock = clock
         self._telemetry = telemetry
@@ -49,21 +52,27 @@ class Peers:
         return len(self.engines) == 1
 
     def rank(self, run_id: str) -> int:
-        """How many engines come before this one in the care of the run. Each run has an order of its own, so that all
-        have as much to do; all engines see the same one, and one that leaves changes no other's."""
+        """Return how many engines come before this one in the care of a run.
+
+        Each run has an order of its own, so that all engines have as much to do. All engines see the same order, and
+        one that leaves does not change it for the others.
+        """
         if self.is_alone:
             return 0
         mine = _weight(self.name, run_id)
         return sum(_weight(engine, run_id) > mine for engine in self.engines if engine != self.name)
 
     async def join(self, alone_for: str | None = None) -> None:
-        """`alone_for`: a broker that lives inside one process. Raises StoreError when others use the store then: their
-        queues would not be this engine's."""
+        """Give the first sign of life.
+
+        `alone_for`: a broker that lives inside one process. Raise StoreError when other engines use the store then,
+        because they would not share its queues.
+        """
         await self.attend()
         if alone_for is None:
             return
         waited = 0.0
-        while not self.is_alone:  # one that was killed is forgotten after a while
+        while not self.is_alone:  # a killed engine counts as alive for a while
             if waited > self.ttl + 1:
                 await self.depart()
                 raise StoreError(
@@ -75,10 +84,11 @@ class Peers:
             await self.attend()
 
     async def living(self) -> Sequence[str]:
-        """For an API, which is none of them."""
+        """Return the living engines, for an API that is none of them."""
         return await self._store.engines(await self._now() - self.ttl)
 
     async def attend(self) -> None:
+        """Give a sign of life, and see who else does."""
         seen = await self._store.attend(self.name, await self._now(), self.ttl)
         if list(seen) != list(self.engines):
             self.departures += not set(self.engines) <= set(seen)
@@ -86,7 +96,10 @@ class Peers:
             self._telemetry.emit(EnginesChanged(self.name, tuple(seen)))
 
     async def _now(self) -> float:
-        """By the store's clock: an engine whose own differs by seconds would count the others as gone."""
+        """Return the time by the store's clock.
+
+        An engine whose own clock is off by seconds would count the others as gone.
+        """
         now, fault = await read_clock(self._store, self._clock)
         if fault is not None and self.clock_fault is None:
             self._telemetry.emit(LoopFailed("clock", fault))
@@ -96,12 +109,12 @@ class Peers:
     async def run(self) -> None:
         while True:
             if self._is_well():
-                await self._attend_and_tell()
-            else:  # nothing but the store keeps an engine from deciding
+                await self._attend_and_report()
+            else:  # only the store keeps an engine from deciding
                 self._is_store_away = True
             await asyncio.sleep(self._poll)
 
-    async def _attend_and_tell(self) -> None:
+    async def _attend_and_report(self) -> None:
         try:
             await self.attend()
         except StoreUnavailable:
@@ -112,7 +125,7 @@ class Peers:
             self._telemetry.emit(StoreBack(self._store.name))
 
     async def depart(self) -> None:
-        with suppress(OraculoError):  # then the others find out by themselves
+        with suppress(OraculoError):  # the others notice in time
             await self._store.depart(self.name)
 
 

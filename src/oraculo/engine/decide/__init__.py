@@ -1,1 +1,1 @@
-"""Decides: from a batch of inputs to one commit."""
+"""Decides batches of inputs, with one commit each."""

@@ -1,4 +1,4 @@
-"""What the intake takes at once, and what it decides for each run in it."""
+"""The contents of one batch, and the decision for each run in it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,18 +11,18 @@ from oraculo.core.run import Changes
 from oraculo.engine.inbox import AnswerInput, Arrived, Note, OfRun, Rest, Submission, WideInput, Wish
 from oraculo.ports.telemetry import AnswerTaken
 
-MOST_TASKS = 5000  # that are created, cancelled or repeated in one commit: all others wait for as long as it takes
+MOST_TASKS = 5000  # created, cancelled or repeated in one commit, for which everything else waits
 _OF_WHOLE_RUN = (Cancelled, Repeated, RunDue, BrokerLost)
 
 
 def is_of_whole_run(item: OfRun) -> TypeGuard[Wish]:
-    """Return whether it may change every task of its run."""
+    """Return whether an input may change every task of its run."""
     return type(item) is Wish and isinstance(item.event, _OF_WHOLE_RUN)
 
 
 @dataclass(slots=True)
 class Decision:
-    """What was decided for one run, on one version of it."""
+    """The decision for one run, made on one version of it."""
 
     changes: Changes
     was_open: bool
@@ -30,7 +30,7 @@ class Decision:
 
     @property
     def is_of_notes(self) -> bool:
-        """And of nothing that came from outside."""
+        """Return whether nothing in it came from outside the engine."""
         return all(isinstance(item, Note) for item, _, _ in self.verdicts)
 
     @property
@@ -39,7 +39,10 @@ class Decision:
 
     @property
     def must_be_fresh(self) -> bool:
-        """Whether it turned something away without a commit that would have noticed a stale copy."""
+        """Return whether it refused something without a commit.
+
+        A commit would have noticed a stale copy of the run.
+        """
         if self.changes.dirty:
             return False
         return any(verdict is not Verdict.APPLIED and not isinstance(item, Note) for item, verdict, _ in self.verdicts)
@@ -47,18 +50,20 @@ class Decision:
 
 @dataclass(slots=True)
 class Batch:
+    """The inputs that are decided and committed together, sorted by what becomes of them."""
+
     submissions: list[Submission] = field(default_factory=list)
     by_run: dict[str, list[OfRun]] = field(default_factory=dict)
     handled: list[Arrived] = field(default_factory=list)
     refused: list[tuple[Arrived, str]] = field(default_factory=list)
-    strays: list[AnswerTaken] = field(default_factory=list)  # to no run: told once, however often the rest is tried
-    large: list[AnswerInput] = field(default_factory=list)  # which may rest in the object store instead
-    unknown: list[Arrived] = field(default_factory=list)  # requests for pipelines that are not known here, or not yet
-    resting: dict[str, list[OfRun]] = field(default_factory=dict)  # of `by_run`, what is to wait
+    strays: list[AnswerTaken] = field(default_factory=list)  # of no run; logged once, however often the rest is tried
+    large: list[AnswerInput] = field(default_factory=list)  # answers that may go to the object store
+    unknown: list[Arrived] = field(default_factory=list)  # requests for pipelines that are not known here yet
+    resting: dict[str, list[OfRun]] = field(default_factory=dict)  # what came for runs that rest
 
     @property
     def arrived(self) -> list[Arrived]:
-        """What is to be settled."""
+        """The messages to settle."""
         return [*self.handled, *(arrived for arrived, _ in self.refused)]
 
     def of_run(self, run_id: str, item: OfRun) -> None:
@@ -85,7 +90,10 @@ class Batch:
             del self.by_run[wish.run_id]
 
     def leave_out(self, resting: Mapping[str, Rest]) -> None:
-        """But for the notes, unless a race was lost: they are few, and say what is not to be done again."""
+        """Take out what is for runs that rest.
+
+        Notes stay, unless the run lost a race: they are few, and say what must not be done again.
+        """
         for run_id, rest in resting.items():
             items = self.by_run.pop(run_id)
             notes = [] if rest.after_loss else [item for item in items if isinstance(item, Note)]
@@ -96,6 +104,6 @@ class Batch:
             self.large = [answer for answer in self.large if answer.message.correlation_id not in self.resting]
 
     def give_up(self, run_ids: Iterable[str]) -> None:
-        """For now."""
+        """Leave runs for a later batch."""
         for run_id in run_ids:
             self.resting.setdefault(run_id, []).extend(self.by_run.pop(run_id))

@@ -1,4 +1,4 @@
-"""Hot runs and compiled plans, kept in memory within bounds. Nothing here is needed for correctness."""
+"""Runs and compiled plans in memory, within bounds. Correctness needs none of it."""
 
 import asyncio
 from collections import OrderedDict
@@ -12,15 +12,17 @@ from oraculo.pipeline.definition import Definition, decode_definition
 from oraculo.ports.store import Snapshot
 
 _BYTES_A_TASK = 1024
-_OWN_WEIGHT = 2  # of a run or a plan, whatever is in it: without tasks each takes about 2 kB
-# Seconds after which a run that has ended, or may have, is no longer kept. Its late messages come one by one, and to
-# load a wide run for each of them would hold up all others.
+_OWN_WEIGHT = 2  # a run or a plan without tasks takes about 2 kB
+# Seconds for which a run is kept that has ended, or may have. Its late messages come one by one, and loading a wide run
+# for each of them would hold up all others.
 IDLE = 30.0
 
 
 class Plans:
-    """Compiled plans by the hash of their definition, weighed as `HotRuns` are; the least used go first. Large requests
-    are read by threads of their own, so they take turns here."""
+    """Compiled plans by the hash of their definition. The least used are dropped first.
+
+    They are weighed as `HotRuns` weighs runs. A lock guards them, because large requests are read in threads.
+    """
 
     def __init__(self, max_weight: int = 100_000) -> None:
         self._plans: OrderedDict[str, tuple[Plan, int]] = OrderedDict()
@@ -29,6 +31,7 @@ class Plans:
         self._turn = Lock()
 
     def known(self, definition_hash: str) -> Plan | None:
+        """Return the plan if it is in memory."""
         with self._turn:
             if (found := self._plans.get(definition_hash)) is None:
                 return None
@@ -36,9 +39,10 @@ class Plans:
             return found[0]
 
     def plan(self, definition_hash: str, encoded: bytes, definition: Definition | None = None) -> Plan:
+        """Return the plan, compiled if it is not in memory."""
         if (known := self.known(definition_hash)) is not None:
             return known
-        plan = Plan(definition or decode_definition(encoded))  # a large one takes a while: nobody waits for it
+        plan = Plan(definition or decode_definition(encoded))  # outside the lock, because a large one takes a while
         with self._turn:
             self._keep(definition_hash, plan, _OWN_WEIGHT + len(plan) + len(encoded) // _BYTES_A_TASK)
         return plan
@@ -51,6 +55,7 @@ class Plans:
             self._weight -= self._plans.popitem(last=False)[1][1]
 
     def restore(self, snapshot: Snapshot) -> Run:
+        """Return the run that a snapshot holds."""
         plan = self.plan(snapshot.head.definition_hash, snapshot.definition)
         return Run(snapshot.head, plan, snapshot.definition, snapshot.payload, snapshot.tasks)
 
@@ -59,18 +64,20 @@ class Plans:
 class _Kept:
     run: Run
     weight: int
-    used_at: float = 0.0  # by the loop's time: clocks may be set back
+    used_at: float = 0.0  # by the loop's time, because clocks may be set back
 
 
 class HotRuns:
-    """Runs as they were last committed by this engine, weighed in tasks; one kB of payload weighs as one task, a run
-    itself as two. Who decides the end of one drops it; it is kept again for a while when late answers come.
+    """Runs as this engine last committed them.
 
-    `is_sole`: whether nobody else decides. Others end a run, and we do not hear of it."""
+    They are weighed in tasks: one kB of payload weighs one task, a run itself two. A run is dropped when it ends, and
+    kept again for a while when late answers come. `is_sole` returns whether no other process decides: another one may
+    end a run unseen.
+    """
 
     def __init__(self, max_weight: int, is_sole: Callable[[], bool]) -> None:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()  # the least used first
-        self._ended: OrderedDict[str, _Kept] = OrderedDict()  # of these, and in the same order
+        self._ended: OrderedDict[str, _Kept] = OrderedDict()  # those of them that have ended, in the same order
         self._max_weight = max_weight
         self._weight = 0
         self._is_sole = is_sole
@@ -103,7 +110,7 @@ class HotRuns:
             self.drop(next(iter(self._kept)))
 
     def grown(self, changes: Changes) -> None:
-        """A commit added results to a kept run."""
+        """Add the results of a commit to the weight of a kept run."""
         kept = self._kept.get(changes.run.id)
         if kept is not None:
             added = sum(len(task.result) for task in changes.tasks.values() if task.result) // _BYTES_A_TASK
@@ -117,7 +124,7 @@ class HotRuns:
             self._weight -= kept.weight
 
     def drop_idle(self) -> None:
-        """Those that have ended, and that others may have ended, since they were last used here."""
+        """Drop unused runs that have ended, or that another process may have ended."""
         oldest = asyncio.get_running_loop().time() - IDLE
         kept = self._ended if self._is_sole() else self._kept
         while kept and next(iter(kept.values())).used_at < oldest:

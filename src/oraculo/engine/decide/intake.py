@@ -1,8 +1,10 @@
 """The batch pipeline: take what has arrived, decode, group by run, load, decide, commit once, settle, hand on.
 
-One batch at a time. While its commit is on the way to the disk, more arrives; so the slower the store, the larger
-the batches, and throughput holds. A run is changed in memory before the commit; when the commit does not succeed,
-the changed copy is thrown away and the stored one is loaded again: the store is the truth.
+One batch is decided at a time. More arrives while its commit is on the way to the disk. So the slower the store, the
+larger the batches, and throughput holds.
+
+A run is changed in memory before the commit. When the commit fails, the changed copy is thrown away and the stored one
+is loaded again: the store is the truth.
 """
 
 import asyncio
@@ -61,12 +63,14 @@ from oraculo.wire.message import HIGHEST_PRIORITY, Message, correlation_id_of, d
 from oraculo.wire.naming import QueueNames
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
-_FAILURES_BEFORE_LESS = 2  # of a batch, that may be its own fault, while the store works otherwise
+_FAILURES_BEFORE_LESS = 2  # of one batch, while the store works otherwise
 _ABOUT_A_RUN = naming.ANSWER_EVENTS | {naming.PROGRESS}
 _UNKNOWN = Verdict.UNKNOWN  # an enum's member takes long to look up
 
 
 class Intake:
+    """The loop that decides everything, one batch after the other."""
+
     def __init__(
         self,
         store: Storage,
@@ -114,39 +118,40 @@ class Intake:
     # -- the loop ---------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until `stop`; then finishes what is in the inbox and returns."""
+        """Decide until `stop` is called and the inbox is empty."""
         while not (self._stopping and not len(self._inbox)):
             self._idle.set()
             inputs, notes = await self._inbox.take(self._limit)
             wide = self._inbox.take_wide(MOST_TASKS)
             self._idle.clear()
-            for some_inputs, some_notes in ((inputs, notes), (wide, ())):  # apart: the small ones do not wait
+            for some_inputs, some_notes in ((inputs, notes), (wide, ())):  # small runs do not wait for wide ones
                 if some_inputs or some_notes:
                     self._at_work = (*inputs, *wide) if some_inputs is inputs else wide
                     await self._process_surely(some_inputs, some_notes)
                     self._at_work = ()
-                    await asyncio.sleep(0)  # a store that answers at once must not keep others from the event loop
+                    await asyncio.sleep(0)  # a store that answers at once would leave the event loop to nobody else
         await self._settling.finished()
         self.stopped = True
 
     def stop(self) -> None:
+        """Let `run` finish what is in the inbox, and return."""
         self._stopping = True
         self._admission.stop()
         self._inbox.end_all_rests()
         self._inbox.wake()
 
     async def renew_leases(self) -> None:
-        """For messages that wait here for long, as when the store is away: they are not to be delivered again."""
+        """Renew the leases of messages that wait here, as while the store is away, so that none is delivered again."""
         held: dict[Consumer, list[Delivery]] = {}
         at_work = filter(None, map(arrived_with, self._at_work))
         for one in (*at_work, *self._inbox.arrived, *self._admission.arrived, *self._settling.arrived):
             held.setdefault(one.consumer, []).append(one.delivery)
         for consumer, deliveries in held.items():
-            with suppress(OraculoError):  # then it was given back already, with its consumer
+            with suppress(OraculoError):  # its consumer is closed and has given everything back
                 await consumer.extend(deliveries)
 
     async def drained(self) -> None:
-        """Returns when nothing is waiting or being decided. From now on no run rests."""
+        """Let no run rest from now on, and return when nothing waits or is being decided."""
         self._inbox.end_all_rests()
         while len(self._inbox) or not self._idle.is_set():
             await self._idle.wait()
@@ -154,8 +159,11 @@ class Intake:
         await self._settling.finished()
 
     async def _process_surely(self, inputs: Sequence[Input], notes: Sequence[Note]) -> None:
-        """Waits for a store that cannot be reached, and for one that refuses whatever it is given, until it is mended;
-        sets apart an input that breaks the engine, or the store."""
+        """Decide a batch, however long that takes.
+
+        A store that cannot be reached, or refuses everything, is waited for. An input that breaks the engine or the
+        store is set apart.
+        """
         pause, failures = _FIRST_PAUSE, 0
         while True:
             try:
@@ -174,7 +182,7 @@ class Intake:
                 failures += 1
                 if failures >= _FAILURES_BEFORE_LESS and await self._is_done_with_less(inputs, notes, failures, error):
                     return
-            except Exception as error:  # noqa: BLE001  whatever it is, the other inputs must go on
+            except Exception as error:  # noqa: BLE001 - the other inputs must go on
                 self._telemetry.emit(LoopFailed("intake", f"{type(error).__name__}: {error}"))
                 await self._set_apart(_still_wanted(inputs), notes, error)
                 return
@@ -182,8 +190,10 @@ class Intake:
     async def _is_done_with_less(
         self, inputs: Sequence[Input], notes: Sequence[Note], failures: int, error: Exception
     ) -> bool:
-        """The store answers, and this batch cannot be done: it may be too much at once. Half of it may not be, and one
-        input alone that the store cannot do is not to hold up all others for ever."""
+        """Decide the batch in halves when the store works otherwise, and return whether it is done.
+
+        A batch may be too much at once. One input that the store cannot write must not hold up all others for ever.
+        """
         try:
             await self._store.check()
         except OraculoError:
@@ -199,6 +209,7 @@ class Intake:
         return True
 
     async def _set_apart(self, inputs: Sequence[Input], notes: Sequence[Note], error: Exception) -> None:
+        """Decide each input alone, and give up the one that breaks the engine."""
         if len(inputs) + len(notes) > 1:
             for one in inputs:
                 await self._process_surely([one], [])
@@ -210,7 +221,7 @@ class Intake:
             self._conclusion.give_up(notes[0])
 
     async def _give_back(self, one: Input, error: Exception) -> None:
-        """The one that broke it: a message is tried again later, up to the delivery limit; a caller is told."""
+        """Have the message of a broken input delivered again later, or raise the error at its caller."""
         if (arrived := arrived_with(one)) is not None:
             await self._settling.give_back(arrived, error)
         elif not isinstance(one, Arrived) and one.done is not None and not one.done.done():
@@ -219,6 +230,7 @@ class Intake:
     # -- one batch --------------------------------------------------------------------------------------------
 
     async def _process(self, inputs: Sequence[Input], notes: Sequence[Note]) -> None:
+        """Decide and commit one batch, and begin to settle it."""
         started = self._clock.now()
         self._hot.drop_idle()
         batch = self._read(inputs, notes)
@@ -238,13 +250,14 @@ class Intake:
                 decisions = await self._decide(by_run, batch)
                 committed = await self._commit(submissions, decisions)
             except BaseException as error:
-                # Their copies in memory may hold what was decided and not committed.
+                # The copies in memory may hold what was decided and not committed.
                 for run_id in by_run:
                     self._hot.drop(run_id)
                 if not conflicts or not isinstance(error, Exception):
                     raise
                 self._telemetry.emit(LoopFailed("intake", f"{type(error).__name__}: {error}"))
-                batch.give_up(list(by_run))  # the rest is committed: to decide it again would count late answers twice
+                # The rest is committed, and a second decision would count late answers twice.
+                batch.give_up(list(by_run))
                 break
             created += await self._conclusion.conclude_creations(submissions, committed, batch)
             self._conclusion.conclude(decisions, committed.conflicts, batch)
@@ -272,7 +285,7 @@ class Intake:
         )
 
     async def _leave_wide(self, batch: Batch) -> Sequence[WideInput]:
-        """Take out the widest, where all together are too many tasks for one commit, and return them."""
+        """Take out the widest inputs of a batch that has too many tasks for one commit, and return them."""
         wishes = [item for items in batch.by_run.values() for item in items if is_of_whole_run(item)]
         if len(batch.submissions) + len(wishes) <= 1:
             return ()
@@ -288,7 +301,10 @@ class Intake:
         return hot
 
     def _lost_again(self, decisions: Iterable[Decision], conflicts: Collection[str]) -> list[str]:
-        """Wide ones are not tried a third time in a row: it takes long, and the others would wait for it."""
+        """Let wide runs rest that lost two races in a row, and return their ids.
+
+        A third try would take long, and everything else would wait for it.
+        """
         now, lost = self._clock.now(), [one.changes for one in decisions if one.changes.run.id in conflicts]
         rests = {one.run.id: rest for one in lost if (rest := self._pace.rest_of_one_who_lost(one, now))}
         for run_id, rest in rests.items():
@@ -297,7 +313,7 @@ class Intake:
 
     def _read(self, inputs: Sequence[Input], notes: Sequence[Note]) -> Batch:
         batch = Batch()
-        for note in notes:  # first: what was sent comes before its answer
+        for note in notes:  # notes come first, because a sending comes before its answer
             batch.of_run(note.run_id, note)
         for one in inputs:
             if is_withdrawn(one):
@@ -312,7 +328,7 @@ class Intake:
 
     def _read_arrived(self, arrived: Arrived, batch: Batch, *, is_last_try: bool = False) -> None:
         try:
-            if arrived.delivery.queue == self._names.requests:  # how deep it may be is the request's to say
+            if arrived.delivery.queue == self._names.requests:  # a request has its own limit of depth
                 batch.submissions.append(self._read_request(arrived))
             else:
                 message = decode_message(arrived.delivery.body, MAX_DEPTH)
@@ -332,7 +348,10 @@ class Intake:
             batch.refused.append((arrived, str(error)))
 
     def _refuse(self, arrived: Arrived, why: str, batch: Batch) -> None:
-        """By way of its run, if it is an answer that names one: its worker believes that it has answered."""
+        """Refuse a broken message, through its run if it is an answer that names one.
+
+        The run's history then shows the refusal, because the worker believes that it has answered.
+        """
         is_answer = arrived.delivery.queue != self._names.requests
         if is_answer and (run_id := correlation_id_of(arrived.delivery.body)) is not None:
             batch.of_run(run_id, BadAnswer(arrived, why))
@@ -365,7 +384,7 @@ class Intake:
         return decisions
 
     async def _fresh(self, doubtful: Sequence[Decision]) -> list[Decision]:
-        """Those that were decided on what is stored now: that is told at once, however wide the runs are."""
+        """Return the decisions whose runs the store still has in the version that they were made on."""
         unchanged = await self._store.unchanged([decision.changes.run.head for decision in doubtful])
         for decision in doubtful:
             if decision.changes.run.id not in unchanged:
@@ -394,13 +413,13 @@ class Intake:
         decision = Decision(Changes(run), run.is_open)
         for item in items:
             verdict, why = self._apply(run, item, now, decision.changes)
-            if verdict is _UNKNOWN and _is_told(item):
+            if verdict is _UNKNOWN and _is_recorded(item):
                 record_refused(run, item.task_id, why, now, decision.changes)
             decision.verdicts.append((item, verdict, why))
         return decision
 
     def _apply(self, run: Run, item: OfRun, now: float, changes: Changes) -> tuple[Verdict, str]:
-        if isinstance(item, Note):  # first: it is the most frequent, and to find that one is not of a kind takes long
+        if isinstance(item, Note):  # checked first, because notes are the most frequent
             return machine.apply(run, item.event, now, changes), ""
         if isinstance(item, AnswerInput):
             return self._apply_answer(run, item, now, changes)
@@ -436,13 +455,16 @@ class Intake:
 
 
 def _priority_of(one: Submission | Wish, head: RunHead) -> int:
-    """A run whose time is over comes before all others, for these may come without an end."""
+    """Return the priority of a wide input: a run whose deadline passed comes before any stream of others."""
     is_due = isinstance(one, Wish) and isinstance(one.event, RunDue)
     return HIGHEST_PRIORITY + 1 if is_due else head.priority
 
 
-def _is_told(item: OfRun) -> TypeGuard[AnswerInput | BadAnswer]:
-    """An answer that is refused, once: if it cannot be buried it comes again and again."""
+def _is_recorded(item: OfRun) -> TypeGuard[AnswerInput | BadAnswer]:
+    """Return whether a refused answer goes into the run's history.
+
+    Only its first delivery does: an answer that cannot become a dead letter comes again and again.
+    """
     if not isinstance(item, AnswerInput | BadAnswer) or item.arrived.delivery.redeliveries:
         return False
     return not isinstance(item, AnswerInput) or item.message.tipo_evento != naming.PROGRESS
@@ -457,7 +479,7 @@ def _expect_event(message: Message, known: Iterable[str]) -> None:
 
 
 def _parts(inputs: Sequence[Input], notes: Sequence[Note]) -> Iterable[tuple[Sequence[Input], Sequence[Note]]]:
-    """Two, each of them less than the whole. Notes come first: what was sent comes before its answer."""
+    """Return two parts of a batch, notes first, because a sending comes before its answer."""
     if inputs and notes:
         return ([], notes), (inputs, [])
     middle = (len(inputs) + len(notes)) // 2
@@ -465,7 +487,10 @@ def _parts(inputs: Sequence[Input], notes: Sequence[Note]) -> Iterable[tuple[Seq
 
 
 def _still_wanted(inputs: Iterable[Input]) -> list[Input]:
-    """Without those whose callers gave up. Of a submission it is not known any more whether it was written."""
+    """Return the inputs whose callers still wait.
+
+    A submission counts as uncertain from now on, because the failed commit may have been written.
+    """
     wanted = [one for one in inputs if not is_withdrawn(one)]
     for one in wanted:
         if isinstance(one, Submission):

@@ -1,4 +1,4 @@
-"""From a request's bytes to a run that is ready to be created."""
+"""Requests: reads their bytes, and makes runs that are ready to be created."""
 
 import hashlib
 from itertools import islice
@@ -22,11 +22,16 @@ from oraculo.wire.naming import QueueNames
 
 
 def fingerprint_of(body: bytes) -> str:
-    """Of the body alone: what a pipeline or a setting makes of it may change."""
+    """Return the fingerprint of a request's body.
+
+    Pipelines and settings do not count: the same body may become another run when they change.
+    """
     return hashlib.sha256(body).hexdigest()
 
 
 class RunMaker:
+    """Makes runs of requests, whether they came by HTTP or as messages."""
+
     def __init__(
         self,
         catalogue: PipelineCatalogue,
@@ -56,8 +61,10 @@ class RunMaker:
         reply_to: str | None = None,
         traceparent: str | None = None,
     ) -> Submission:
-        """Raises InvalidInput, PayloadTooLarge or WrittenByNewer. `run_id` and `reply_to` come from a message's
-        envelope and hold where the body does not say."""
+        """Return the run that a request asks for. Raise InvalidInput, PayloadTooLarge or WrittenByNewer.
+
+        `run_id` and `reply_to` come from a message's envelope, and hold where the body says nothing.
+        """
         refusals = Refusals()
         request = read_good_fields(body, self._limits, refusals)
         run_id = request.correlation_id or run_id or self._entropy.new_id()
@@ -101,12 +108,15 @@ class RunMaker:
         return submission
 
     def _expect_allowed(self, webhook: str | None) -> None:
-        """Raises InvalidRequest for a webhook whose URL itself names an address that it may not reach."""
+        """Raise InvalidRequest for a webhook whose URL itself has an address that it may not reach."""
         if webhook is not None and (fault := self._targets.host_fault(urlsplit(webhook).hostname or "")):
             raise InvalidRequest(Fault("webhook", fault))
 
     def _definition_of(self, request: RunRequest) -> Definition | None:
-        """None: what is to run has a fault that is known already. Raises InvalidRequest or WrittenByNewer."""
+        """Return what is to run; None when it has a fault that is known already.
+
+        Raise InvalidRequest or WrittenByNewer.
+        """
         if request.pipeline is not None:
             self._catalogue.expect_usable(request.pipeline)
         elif request.tipo is None and request.destinos is None:
@@ -114,7 +124,7 @@ class RunMaker:
         return named_definition(request, self._catalogue, self._default_timeout, self._default_retry)
 
     def _expect_queues(self, request: RunRequest, definition: Definition | None) -> None:
-        """Raises InvalidRequest for queues that no run may send or reply to."""
+        """Raise InvalidRequest for queues that no run may send or reply to."""
         found = islice(self._queues.step_faults(definition), MAX_FAULTS) if definition else ()
         faults = [_at(request, number, fault) for number, fault in found]
         if request.responder_em is not None and (fault := self._queues.fault(request.responder_em)):
@@ -130,7 +140,7 @@ def _queue_field(request: RunRequest) -> str:
 
 
 def _at(request: RunRequest, number: int, fault: Fault) -> Fault:
-    """Return the fault at the field of the request that brought it about."""
+    """Return the fault at the field of the request that caused it."""
     if request.destinos is not None:
         return Fault(f"destinos[{number}]", fault.problem)
     return Fault(_queue_field(request), str(fault))

@@ -1,1 +1,1 @@
-"""Delivers: the aggregates of ended runs, to webhooks and reply queues."""
+"""Delivers the aggregates of ended runs to webhooks and reply queues."""

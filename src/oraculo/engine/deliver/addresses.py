@@ -1,8 +1,8 @@
-"""Looks up the addresses of webhooks' hosts.
+"""Addresses of the hosts of webhooks.
 
-A lookup blocks its thread for as long as a name server says nothing, and cannot be cut off. So each has a thread of its
-own, never one of the event loop's, which others need: one for a host, shared by all who wait for it, and not many.
-What was found is remembered for a while, so that names of which nothing is said hold up no host that was found before.
+A lookup blocks its thread for as long as a name server is silent, and cannot be cut off. So each lookup has a thread of
+its own, never one of the event loop's. There is one lookup for a host, shared by all who wait for it, and a limit for
+all. Results are remembered for a while, so that silent name servers do not delay hosts that were found before.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from itertools import chain, zip_longest
 from threading import Thread
 from typing import NamedTuple
 
-_AT_ONCE = 128  # more than the attempts that are under way at a time, unless set otherwise
+_AT_ONCE = 128  # more than the attempts under way by default
 _MOST_TRIED = 16  # of the addresses of one host
 _FRESH = 60.0  # s
 _MOST_REMEMBERED = 1_000  # hosts
@@ -25,36 +25,41 @@ class _Found(NamedTuple):
 
 
 class Addresses:
+    """The lookups under way, and the addresses that were found."""
+
     def __init__(self) -> None:
         self._free = asyncio.Semaphore(_AT_ONCE)
         self._lookups: dict[str, asyncio.Future[Sequence[str]]] = {}
         self._remembered: dict[str, _Found] = {}  # the latest last
 
     async def of(self, host: str) -> Sequence[str]:
-        """Raises OSError when it has none. Whoever waits may be cancelled: the lookup goes on, for the next. When there
-        is no place for a lookup, what was found last is better than to wait."""
+        """Return the addresses of a host. Raise OSError when it has none.
+
+        A caller may be cancelled, and its lookup goes on for the next. When all lookups are busy, an old result is
+        better than a wait.
+        """
         found = self._remembered.get(host)
         if found and (asyncio.get_running_loop().time() < found.fresh_until or self._free.locked()):
             return found.addresses
         if host not in self._lookups:
             await self._free.acquire()
-            if host in self._lookups:  # another began it meanwhile
+            if host in self._lookups:  # another caller began it meanwhile
                 self._free.release()
             else:
                 self._begin(host)
         return await asyncio.shield(self._lookups[host])
 
     def forget(self, host: str) -> None:
-        """It was not reached there: it may have moved."""
+        """Forget the addresses of a host that was not reached, because it may have moved."""
         self._remembered.pop(host, None)
 
     def _begin(self, host: str) -> None:
         lookup: asyncio.Future[Sequence[str]] = asyncio.get_running_loop().create_future()
-        # A daemon: one that hangs must not keep the process from ending.
+        # A daemon thread, because one that hangs must not keep the process from ending.
         thread = Thread(target=_look_up, args=(host, lookup), name="oraculo-addresses", daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # the system has no room for another
+        except RuntimeError as error:  # the system allows no more threads
             self._free.release()
             raise OSError(str(error)) from None
         self._lookups[host] = lookup
@@ -63,7 +68,7 @@ class Addresses:
     def _ended(self, host: str) -> None:
         lookup = self._lookups.pop(host)
         self._free.release()
-        if lookup.exception() is None:  # to ask for it also takes it: nobody may be left who would
+        if lookup.exception() is None:  # this also retrieves the error when nobody waits any more
             self._remember(host, lookup.result())
 
     def _remember(self, host: str, addresses: Sequence[str]) -> None:
@@ -77,14 +82,14 @@ def _look_up(host: str, lookup: "asyncio.Future[Sequence[str]]") -> None:
     found: Sequence[str] | Exception
     try:
         found = _addresses(host)
-    except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
+    except Exception as error:  # noqa: BLE001 - the callers who wait must get it
         found = error
     with suppress(RuntimeError):  # the loop is closed: nobody waits
-        lookup.get_loop().call_soon_threadsafe(_tell, lookup, found)
+        lookup.get_loop().call_soon_threadsafe(_set_outcome, lookup, found)
 
 
 def _addresses(host: str) -> Sequence[str]:
-    """Of each family in turn, that of the first before: often only one of the two can be reached."""
+    """Return the addresses with the families in turn, because often only one of the two can be reached."""
     families: dict[int, dict[str, None]] = {}
     for family, *_, place in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
         families.setdefault(family, {})[str(place[0])] = None
@@ -92,7 +97,7 @@ def _addresses(host: str) -> Sequence[str]:
     return [address for address in in_turn if address is not None][:_MOST_TRIED]
 
 
-def _tell(lookup: "asyncio.Future[Sequence[str]]", found: Sequence[str] | Exception) -> None:
+def _set_outcome(lookup: "asyncio.Future[Sequence[str]]", found: Sequence[str] | Exception) -> None:
     if isinstance(found, Exception):
         lookup.set_exception(found)
     else:

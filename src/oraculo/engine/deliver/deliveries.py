@@ -1,8 +1,8 @@
-"""Brings the aggregate of an ended run to its webhook and to its reply queue, and notes how it went.
+"""Deliveries: brings the aggregate of an ended run to its webhook and its reply queue, and notes the outcome.
 
-A delivery has a lease: until its timer rings, it is this engine's to attempt. Where that is not long enough the timer
-is moved, and an attempt that waited for its turn begins only when the store agrees that it is still this engine's: so
-several engines do not bring the same aggregate twice.
+A delivery has a lease: until its timer rings, only this engine may attempt it. When the lease is too short, the timer
+is moved. An attempt that waited for its turn begins only when the store agrees that it is still this engine's, so that
+several engines do not deliver the same aggregate twice.
 """
 
 import asyncio
@@ -31,17 +31,17 @@ from oraculo.ports.telemetry import DeliveryAttempted, LoopFailed, Telemetry
 from oraculo.settings import WebhookSettings
 from oraculo.wire.naming import QueueNames, shortened
 
-# Attempts of one channel under way or waiting; past that a run is left to its delivery timer, which finds it again.
+# Attempts of one channel that are under way or wait. The delivery timer brings any other run back.
 MAX_UNDER_WAY = 2_000
 MAX_BYTES_UNDER_WAY = 64 * 1024 * 1024
-_MARGIN = 2.0  # seconds of a lease, besides those of an attempt, for its outcome to be committed
-# Seconds for which a delivery that must wait is left to its timer. A reply comes soon after its broker is back.
+_MARGIN = 2.0  # seconds of a lease for the outcome of an attempt to be committed
+# Seconds for which a delivery rests. A reply should come soon after its broker is back.
 _SHORTEST_REST = 1.0
 _LONGEST_REST = {Channel.WEBHOOK: 120.0, Channel.QUEUE: core_delivery.DELIVERY_LEASE}
-# Seconds for which a receiver may be away before those are given up that only wait for it, if all attempts take less.
+# Seconds of a receiver's absence after which waiting deliveries are given up, unless all attempts take longer.
 _LEAST_PATIENCE = 120.0
 _LOOK_AGAIN = 0.1  # seconds
-_LONGEST_PAUSE = {Channel.WEBHOOK: inf, Channel.QUEUE: 300.0}  # seconds; what is set is for receivers of webhooks
+_LONGEST_PAUSE = {Channel.WEBHOOK: inf, Channel.QUEUE: 300.0}  # seconds; the setting is for webhooks
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +63,7 @@ class _Errand:
 
     @property
     def receiver(self) -> str:
-        """A host and its port, or a queue."""
+        """The host and port, or the queue."""
         if self.delivery.channel is Channel.QUEUE:
             return self.delivery.target
         url = urlsplit(self.delivery.target)
@@ -74,6 +74,8 @@ class _Errand:
 
 
 class Deliveries:
+    """The deliveries of this engine that wait or are under way."""
+
     def __init__(
         self,
         publisher: Publisher,
@@ -93,10 +95,10 @@ class Deliveries:
         self._webhooks = Webhooks(post, settings.secret, clock)
         self._replies = ReplyQueues(publisher, results, names, clock)
         self._retry = RetryPolicy(settings.max_attempts, settings.backoff, settings.max_backoff)
-        # Apart, so that neither webhooks that are slow nor a broker that is frozen hold up the others. One receiver of
-        # webhooks has a quarter of the places; all queues are one broker's.
+        # Webhooks and replies have places of their own, so that slow webhooks and a frozen broker delay nothing else.
+        # One receiver of webhooks has a quarter of the places. All reply queues are on one broker.
         places = settings.concurrency
-        self._turns = {
+        self._receivers = {
             Channel.WEBHOOK: Receivers(places, max(1, places // 4), MAX_UNDER_WAY, MAX_BYTES_UNDER_WAY),
             Channel.QUEUE: Receivers(places, places, MAX_UNDER_WAY, MAX_BYTES_UNDER_WAY),
         }
@@ -107,7 +109,7 @@ class Deliveries:
         self._under_way: dict[asyncio.Task[None], _Errand] = {}
 
     def deliver(self, head: RunHead, aggregate: bytes, due: Sequence[int]) -> None:
-        """Starts an attempt for each delivery that is due, by number. Never blocks."""
+        """Begin an attempt for each due delivery, by number. Never block."""
         for number in due:
             delivery = msgspec.structs.replace(head.deliveries[number])
             if delivery.status is DeliveryStatus.PENDING:
@@ -117,14 +119,14 @@ class Deliveries:
     def _take_up(self, errand: _Errand) -> None:
         under_way = self._errands.get(errand.key)
         if under_way is None:
-            if self._turns[errand.delivery.channel].enter(errand.receiver, len(errand.aggregate)):
+            if self._receivers[errand.delivery.channel].enter(errand.receiver, len(errand.aggregate)):
                 self._begin(errand)
             elif (reason := self._why_hopeless(errand)) is not None:
                 self._note_failed(errand, reason, None)
             else:
                 self._put_off(errand)
         elif not under_way.has_begun:
-            self._turns[errand.delivery.channel].resize(
+            self._receivers[errand.delivery.channel].resize(
                 errand.receiver, len(errand.aggregate) - len(under_way.aggregate)
             )
             under_way.edition, under_way.aggregate = errand.edition, errand.aggregate
@@ -140,21 +142,25 @@ class Deliveries:
     def _ended(self, errand: _Errand, task: "asyncio.Task[None]") -> None:
         del self._under_way[task]
         del self._errands[errand.key]
-        self._turns[errand.delivery.channel].leave(errand.receiver, len(errand.aggregate))
+        self._receivers[errand.delivery.channel].leave(errand.receiver, len(errand.aggregate))
         if not task.cancelled() and (error := task.exception()) is not None:  # its timer brings it back
             self._telemetry.emit(LoopFailed("delivery", f"{type(error).__name__}: {error}"))
 
     def _put_off(self, errand: _Errand) -> None:
-        """It must wait for its turn: its timer need not ring before that. What is not known is left as it is."""
-        ahead = self._turns[errand.delivery.channel].seconds_ahead(errand.receiver)
+        """Move the timer of a delivery behind its turn, when the turn can be estimated."""
+        ahead = self._receivers[errand.delivery.channel].seconds_ahead(errand.receiver)
         if ahead:
-            # Not all at the same time: many may be put off together.
+            # The rest is random, because many deliveries may be put off together.
             rest = min(ahead, self._longest_rest(errand))
             self._move(errand, max(_SHORTEST_REST, rest * (1 + self._entropy.jitter()) / 2))
             errand.is_put_off = True
 
     def _longest_rest(self, errand: _Errand) -> float:
-        """Each rest is a commit, and the longer a receiver is away the more wait for it."""
+        """Return the longest rest of a delivery.
+
+        Each rest is a commit, and the longer a receiver is away the more deliveries wait. So rests grow with the
+        absence.
+        """
         longest, absence = _LONGEST_REST[errand.delivery.channel], self._away(errand)
         if absence is None:
             return longest
@@ -167,17 +173,20 @@ class Deliveries:
         self._note(errand.run_id, moved)
 
     async def finished(self) -> None:
-        """Returns when no attempt is under way, but for those that wait for a receiver that is away."""
+        """Return when no attempt is under way, except for receivers that are away."""
         while coming := [
             task for task, errand in self._under_way.items() if errand.has_begun or not self._away(errand)
         ]:
             await asyncio.wait(coming, timeout=_LOOK_AGAIN)
 
     def _away(self, errand: _Errand) -> Absence | None:
-        return self._turns[errand.delivery.channel].absence(errand.receiver)
+        return self._receivers[errand.delivery.channel].absence(errand.receiver)
 
     async def abandon(self) -> None:
-        """Stops the attempts under way; their timers bring them back, and soon: who takes them up knows of no line."""
+        """Stop the attempts under way, and let their timers ring soon.
+
+        The engine that takes them up does not know the order of this one's line.
+        """
         for errand in self._errands.values():
             if errand.is_put_off and not errand.has_begun:
                 self._move(errand, _SHORTEST_REST + core_delivery.DELIVERY_LEASE * self._entropy.jitter())
@@ -187,13 +196,13 @@ class Deliveries:
             await asyncio.wait(self._under_way)
 
     async def _attempt(self, errand: _Errand) -> None:
-        async with self._turns[errand.delivery.channel].turn(errand.receiver):
+        async with self._receivers[errand.delivery.channel].turn(errand.receiver):
             errand.has_begun = True
             if not await self._is_still_ours(errand):
                 return
             try:
                 await self._send(errand)
-            except Exception as error:  # noqa: BLE001  whatever it is, the attempt failed and is noted as such
+            except Exception as error:  # noqa: BLE001 - the attempt failed and is noted as such
                 self._note_whether_met(errand, error)
                 self._note_failure(errand, error)
                 return
@@ -202,8 +211,10 @@ class Deliveries:
         self._note(errand.run_id, Delivered(errand.number, errand.edition))
 
     async def _is_still_ours(self, errand: _Errand) -> bool:
-        """The lease of one that waited must last for the attempt, and is made anew: that fails when another engine has
-        taken it over, or has delivered."""
+        """Return whether this engine may still attempt a delivery that waited, after renewing a short lease.
+
+        The renewal fails when another engine took the delivery over, or has delivered.
+        """
         now, longest = self._clock.now(), self._longest[errand.delivery.channel]
         if not errand.is_put_off and (errand.delivery.due_at or now) >= now + longest:
             return True
@@ -220,15 +231,17 @@ class Deliveries:
             await self._replies.send(run_id, delivery, errand.aggregate)
 
     def _note_whether_met(self, errand: _Errand, error: Exception | None) -> None:
-        """A webhook's receiver that is away is tried by one of those who wait for it, now and then: the others use up
-        no attempt."""
+        """Note whether a webhook's receiver was reached.
+
+        While it is away, one waiting delivery tries it now and then, and the others lose no attempt.
+        """
         if errand.delivery.channel is not Channel.WEBHOOK:
             return
-        turns = self._turns[Channel.WEBHOOK]
+        receivers = self._receivers[Channel.WEBHOOK]
         if error is not None and is_away(error):
-            turns.missed(errand.receiver, _told(error))
+            receivers.missed(errand.receiver, _reason_of(error))
         else:
-            turns.met(errand.receiver)
+            receivers.met(errand.receiver)
 
     def _note_failure(self, errand: _Errand, error: Exception) -> None:
         delivery = errand.delivery
@@ -239,9 +252,9 @@ class Deliveries:
             delay = self._retry.delay(attempt, self._entropy.jitter())
             longest = core_delivery.DELIVERY_LEASE if is_brokers else _LONGEST_PAUSE[delivery.channel]
             retry_at = self._clock.now() + min(delay, longest)
-        # An absence of the broker, or of room in the queue, is noted once. What it holds up then comes back with the
-        # timer of its lease, soon and however long it lasts, where a backoff would have grown with every attempt.
-        self._note_failed(errand, _told(error), retry_at, in_history=not is_brokers or delivery.error is None)
+        # An absent broker, or a full queue, is noted once. The timer of the lease then brings the reply back soon after
+        # it ends, while a backoff would grow with every attempt.
+        self._note_failed(errand, _reason_of(error), retry_at, in_history=not is_brokers or delivery.error is None)
 
     def _note_failed(self, errand: _Errand, reason: str, retry_at: float | None, *, in_history: bool = True) -> None:
         outcome = "given_up" if retry_at is None else "failed"
@@ -250,8 +263,10 @@ class Deliveries:
             self._note(errand.run_id, DeliveryFailed(errand.number, errand.edition, reason, retry_at))
 
     def _may_come_through(self, errand: _Errand, attempt: int, error: Exception) -> bool:
-        """A reply queue is our own broker's, which comes back: a reply is given up when it can never be taken, or was
-        refused as often as a webhook may be. A right may be given, or not: to try for ever would keep its run for ever.
+        """Return whether another attempt may succeed.
+
+        A reply queue is on our own broker, which comes back. So a reply is given up only when the broker can never take
+        it, or refused it as often as a webhook may fail: a missing right would otherwise keep the run for ever.
         """
         if isinstance(error, (MessageTooLarge, TargetRefused)) or self._why_hopeless(errand) is not None:
             return False
@@ -259,8 +274,11 @@ class Deliveries:
         return attempt < self._retry.max_attempts or (errand.delivery.channel is Channel.QUEUE and not is_refused)
 
     def _why_hopeless(self, errand: _Errand) -> str | None:
-        """Where many wait for a receiver that is gone, the attempts of each would take weeks, and more runs come: each
-        is given up after the time in which it would have used them up alone."""
+        """Return why a delivery is given up although attempts are left, or None.
+
+        When many wait for a receiver that is gone, all their attempts would take weeks while more runs come. So each is
+        given up after the time that its attempts would take alone.
+        """
         absence = self._away(errand)
         if absence is None or asyncio.get_running_loop().time() - absence.since < self._patience:
             return None
@@ -270,8 +288,7 @@ class Deliveries:
         self._inbox.note([Note(run_id, event)])
 
 
-def _told(error: Exception) -> str:
-    """What a receiver sent may be quoted in it, and be long."""
+def _reason_of(error: Exception) -> str:
+    """Return the reason of a failure, shortened, because a receiver may be quoted in it."""
     is_ours = isinstance(error, (NotPosted, OraculoError))
-    told = str(error) if is_ours else f"{type(error).__name__}: {error}".rstrip(": ")
-    return shortened(told)
+    return shortened(str(error) if is_ours else f"{type(error).__name__}: {error}".rstrip(": "))

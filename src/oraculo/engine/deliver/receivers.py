@@ -1,5 +1,4 @@
-"""Whose turn it is: attempts wait for their receiver in a line of its own, so that one that is slow, or says nothing,
-holds up no other."""
+"""The turns of attempts: each receiver has a line of its own, so that a slow or silent one delays no other."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -7,34 +6,34 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 _FIRST_PAUSE = 0.1  # seconds before a receiver that was not reached is tried again; doubled each time
-_LONGEST_PAUSE = 5.0  # about as long after it is back those who wait for it go on
+_LONGEST_PAUSE = 5.0  # the longest delay after the receiver is back
 
 
 @dataclass(slots=True)
 class Absence:
-    """Of a receiver that was not reached, and what was said of it last. By the loop's time."""
+    """The absence of a receiver that was not reached, by the loop's time, with the last reason."""
 
     since: float
     reason: str
     pause: float
-    until: float  # then the next may try
+    until: float  # the time of the next try
 
 
 class _Line:
-    """Those who wait for one receiver, or are at it."""
+    """The attempts that wait for one receiver, or are under way there."""
 
     def __init__(self, places: int) -> None:
         self.places = asyncio.Semaphore(places)
         self.head = asyncio.Lock()
         self.length = 0
         self.bytes = 0
-        self.turned_away = 0  # and whose turn would be after theirs
-        self.begun: list[float] = []  # when each that is at the receiver came to it
-        self.took = 0.0  # seconds, the last of them
+        self.turned_away = 0  # deliveries that found no room, and come after these
+        self.begun: list[float] = []  # the starts of attempts under way
+        self.took = 0.0  # seconds that the last attempt took
         self.absence: Absence | None = None
 
     def pace(self, now: float) -> float:
-        """Seconds that one takes. A receiver that says nothing shows that before its first attempt is over."""
+        """Return the seconds that one attempt takes. A silent receiver shows that before its first attempt ends."""
         return max(self.took, now - min(self.begun, default=now), self.absence.pause if self.absence else 0.0)
 
     async def rest(self, now: float) -> None:
@@ -43,8 +42,12 @@ class _Line:
 
 
 class Receivers:
-    """`places` for attempts, of which one receiver has at most `each`. `most` and `most_bytes`: how many attempts, and
-    bytes, are kept here; a receiver has as much of that as it leaves free, so that there is always room for another."""
+    """The lines of all receivers.
+
+    There are `places` for attempts, of which one receiver has at most `each`. `most` and `most_bytes` bound the
+    attempts and bytes that are kept. One receiver may have as much of that as it leaves free, so that there is always
+    room for another.
+    """
 
     def __init__(self, places: int, each: int, most: int, most_bytes: int) -> None:
         self._places = asyncio.Semaphore(places)
@@ -56,7 +59,7 @@ class Receivers:
         self._lines: dict[str, _Line] = {}
 
     def enter(self, receiver: str, size: int) -> bool:
-        """Whether there was room in its line. Whoever entered must leave."""
+        """Return whether there was room in the line of a receiver. Whoever entered must leave."""
         line = self._lines.get(receiver) or _Line(self._each)
         if not (
             _fits(line.length, 1, self._length, self._most) and _fits(line.bytes, size, self._bytes, self._most_bytes)
@@ -74,7 +77,10 @@ class Receivers:
         self._forget_if_left(receiver)
 
     def _forget_if_left(self, receiver: str) -> None:
-        """Not before the pause is over of one that is away: those who come one by one would each find it out anew."""
+        """Forget an empty line, but not while its receiver counts as away.
+
+        Otherwise each delivery that comes alone would find out anew that it is away.
+        """
         line, loop = self._lines.get(receiver), asyncio.get_running_loop()
         if line is None or line.length:
             return
@@ -84,7 +90,7 @@ class Receivers:
             del self._lines[receiver]
 
     def resize(self, receiver: str, more: int) -> None:
-        """What one of its line brings has become larger, or smaller."""
+        """Count that an aggregate in the line became larger or smaller."""
         self._count(self._lines[receiver], 0, more)
 
     def _count(self, line: _Line, one: int, size: int) -> None:
@@ -95,9 +101,12 @@ class Receivers:
 
     @asynccontextmanager
     async def turn(self, receiver: str) -> AsyncIterator[None]:
-        """Waits for it. Only the head of a line waits for one of all places: so the lines take turns. While a receiver
-        is away it stays the head, and so is alone with it: who is refused takes no time, and all of a line that try
-        again and again would leave none to others."""
+        """Wait for a turn at a receiver.
+
+        Only the head of a line waits for one of all places, so the lines take turns. While a receiver is away, one
+        attempt at a time stays the head. Refused attempts take no time, and a whole line of them would leave nothing to
+        others.
+        """
         line = self._lines[receiver]
         async with line.places:
             async with line.head:
@@ -123,7 +132,7 @@ class Receivers:
             line.took = loop.time() - began
 
     def missed(self, receiver: str, reason: str) -> None:
-        """It was not reached. Those who came to it with the first to find that say nothing new."""
+        """Note that a receiver was not reached. Attempts that began before the last such note change nothing."""
         line, now = self._lines[receiver], asyncio.get_running_loop().time()
         if line.absence is None:
             line.absence = Absence(now, reason, _FIRST_PAUSE, now + _FIRST_PAUSE)
@@ -132,16 +141,19 @@ class Receivers:
             line.absence = Absence(line.absence.since, reason, pause, now + pause)
 
     def met(self, receiver: str) -> None:
-        """It was reached."""
+        """Note that a receiver was reached."""
         self._lines[receiver].absence = None
 
     def absence(self, receiver: str) -> Absence | None:
-        """None: it is there, or nobody has tried it of late."""
+        """Return the absence of a receiver; None when it is there, or was not tried lately."""
         line = self._lines.get(receiver)
         return line.absence if line else None
 
     def seconds_ahead(self, receiver: str) -> float:
-        """Until all those have had their turn who came to this receiver, as it goes now. 0: it is not known."""
+        """Return the seconds until all have had their turn who came to this receiver.
+
+        Return 0 when that is not known.
+        """
         line = self._lines.get(receiver)
         if line is None:
             return 0.0
@@ -150,5 +162,8 @@ class Receivers:
 
 
 def _fits(own: int, more: int, of_all: int, most: int) -> bool:
-    """The first of its line always does while there is room at all, however large it is."""
+    """Return whether so much more fits.
+
+    The first of a line fits while there is any room, however large it is.
+    """
     return own + more <= most - of_all if own else of_all < most

@@ -1,4 +1,4 @@
-"""Brings aggregates to reply queues, as messages."""
+"""Reply queues: sends aggregates to them, as messages."""
 
 import msgspec
 
@@ -14,6 +14,8 @@ from oraculo.wire.timestamps import to_iso
 
 
 class ReplyQueues:
+    """The sender of aggregates to reply queues."""
+
     def __init__(self, publisher: Publisher, results: ResultReader, names: QueueNames, clock: Clock) -> None:
         self._publisher = publisher
         self._results = results
@@ -21,7 +23,7 @@ class ReplyQueues:
         self._clock = clock
 
     async def send(self, run_id: str, delivery: Delivery, aggregate: bytes) -> None:
-        """Raises BrokerError; MessageTooLarge when the broker takes it in no form."""
+        """Send an aggregate. Raise BrokerError; MessageTooLarge when the broker takes it in no form."""
         try:
             await self._publish(run_id, delivery, aggregate)
         except MessageTooLarge as error:

@@ -1,4 +1,4 @@
-"""Posts aggregates to webhooks, signed as Standard Webhooks has it."""
+"""Posts aggregates to webhooks, signed as Standard Webhooks says."""
 
 import asyncio
 import re
@@ -24,15 +24,15 @@ from oraculo.wire.timestamps import in_words
 
 ID_HEADER = "webhook-id"
 _AGENT = {"user-agent": f"oraculo/{__version__}"}
-_LEAST_TO_CONNECT = 1.0  # s for each address of a host, however many share the attempt's time
-_MOST_INFORMED = 16  # informational answers before the one that counts
-_MOST_READ = 128 * 1024  # bytes of an answer, of which its status and headers are all that is read
-_PIECE = 4 * 1024  # bytes that are read at once
+_LEAST_TO_CONNECT = 1.0  # seconds for each address of a host, however many there are
+_MOST_INFORMED = 16  # informational answers before the final one
+_MOST_READ = 128 * 1024  # bytes of an answer: its status and headers
+_PIECE = 4 * 1024  # bytes of one read
 _INFORMATIONAL = re.compile(rb"^HTTP/\d\.\d 1\d\d", re.MULTILINE)
 _FINAL = re.compile(rb"^HTTP/\d\.\d [2-9]\d\d", re.MULTILINE)
-_PLAIN = punctuation.replace("%", "")  # what a header may have unencoded; quote() lets letters and digits pass
+_PLAIN = punctuation.replace("%", "")  # allowed unencoded, besides the letters and digits that quote() keeps
 _NEEDS_SOCKS = "a SOCKS proxy needs pip install socksio"
-_UNREADABLE_PROXY = (  # what the error says of it may be a part of its password
+_UNREADABLE_PROXY = (  # the error itself may quote a part of the password
     "its URL cannot be read; it begins with http://, https:// or socks5://, "
     "and '/', '#' and '?' in a password are written %2F, %23 and %3F"
 )
@@ -41,24 +41,28 @@ Post = Callable[[str, bytes, dict[str, str]], Awaitable[int]]
 
 
 class NotPosted(Exception):
-    """In words for people."""
+    """An attempt that failed, in words for people."""
 
 
 class NotReached(NotPosted):
-    """Known at once, and of every other webhook of its receiver too."""
+    """A receiver that cannot be reached, which holds for all its webhooks."""
 
 
 class TargetRefused(NotPosted):
-    """No connection is made there: another attempt would be refused too."""
+    """A target that no connection may be made to, so that another attempt would be refused too."""
 
 
 def is_away(error: Exception) -> bool:
-    """Whether it tells that the receiver is. One that says nothing, or hangs up, is there: that may be so of one path
-    alone, and takes its time, and no other's."""
+    """Return whether an error shows that the receiver is away.
+
+    A receiver that is silent or hangs up is there. One path alone may do that, and takes only its own time.
+    """
     return isinstance(error, (NotReached, httpx2.ConnectError, httpx2.ProxyError))
 
 
 class Webhooks:
+    """The sender of aggregates to webhooks."""
+
     def __init__(self, post: Post, secret: str, clock: Clock) -> None:
         self._post = post
         self._signer = Webhook(secret) if secret else None
@@ -70,7 +74,7 @@ class Webhooks:
             raise NotPosted(f"answered {status}; a 2xx is awaited")
 
     def _headers(self, run_id: str, edition: int, aggregate: bytes) -> dict[str, str]:
-        """The id is the same at every attempt of one edition, so that the receiver can tell a repeat."""
+        """Return the headers. All attempts of one edition have the same id, so that the receiver can tell a repeat."""
         message_id = _header_value(f"{run_id}.{edition}")
         moment = datetime.fromtimestamp(self._clock.now(), UTC)
         headers = {
@@ -84,13 +88,16 @@ class Webhooks:
 
 
 def _header_value(text: str) -> str:
-    """Percent-encoded but for visible ASCII characters: HTTP takes no control characters, nor spaces at the ends, and
-    who passes it on may change other spaces, which would break the signature."""
+    """Return a text percent-encoded, except for visible ASCII characters.
+
+    HTTP allows no control characters and no spaces at the ends. Proxies may change other spaces, which would break the
+    signature.
+    """
     return quote(text, safe=_PLAIN)
 
 
 class _Place(NamedTuple):
-    """Where a request goes, and what it must say besides when that is an address in the place of the host's name."""
+    """The URL of a request, and what the request must say when an address replaces the name of the host."""
 
     url: httpx2.URL
     headers: dict[str, str]
@@ -98,8 +105,10 @@ class _Place(NamedTuple):
 
 
 class HttpPost:
-    """Posts and returns the status. The body of the answer is of no use and is not read: a receiver that drips it would
-    hold the attempt for ever."""
+    """The HTTP client for webhooks: posts, and returns the status.
+
+    It does not read the body of the answer. A receiver that drips it would hold the attempt for ever.
+    """
 
     def __init__(self, settings: WebhookSettings) -> None:
         self._seconds = settings.timeout
@@ -131,8 +140,10 @@ class HttpPost:
 
     @cached_property
     def _proxies(self) -> frozenset[str]:
-        """The schemes that have one. To read the whole environment at each attempt is a good part of what it takes, and
-        a client keeps those that it was made with."""
+        """The schemes that have a proxy.
+
+        They are read once, because reading the environment is slow, and a client keeps its proxies anyway.
+        """
         return frozenset(getproxies())
 
     def _is_proxied(self, url: httpx2.URL) -> bool:
@@ -140,14 +151,19 @@ class HttpPost:
         return is_named and not _is_this_machine(url.host) and not proxy_bypass(url.host)
 
     def _expect_allowed_host(self, url: httpx2.URL) -> None:
-        """Refuse an address in the URL itself, also where a proxy would connect to it. A name that a proxy looks up is
-        the proxy's to refuse."""
+        """Raise TargetRefused for a forbidden address in the URL itself, also where a proxy would connect.
+
+        A name that a proxy looks up is the proxy's to refuse.
+        """
         if fault := self._targets.host_fault(url.raw_host.decode()):
             raise TargetRefused(fault)
 
     async def _places(self, url: httpx2.URL) -> Sequence[_Place]:
-        """Return the addresses to connect to. The connection goes to the address that was checked, so that a name that
-        changes its address in between gains nothing. An address needs no lookup."""
+        """Return the addresses to connect to. An address in the URL needs no lookup.
+
+        The connection goes to the address that was checked, so that a name that changes its address in between gains
+        nothing.
+        """
         host = url.raw_host.decode()
         if _is_address(host):
             return [_Place(url, {}, {})]
@@ -168,7 +184,7 @@ class HttpPost:
     async def _post(
         self, client: httpx2.AsyncClient, places: Sequence[_Place], body: bytes, headers: dict[str, str]
     ) -> int:
-        """To the first of them that can be reached."""
+        """Post to the first address that can be reached."""
         timeout = httpx2.Timeout(self._seconds, connect=max(self._seconds / len(places), _LEAST_TO_CONNECT))
         for place in places:
             try:
@@ -187,9 +203,11 @@ class HttpPost:
         raise AssertionError("a host that was found has an address")
 
     async def _client(self, *, is_proxied: bool) -> httpx2.AsyncClient:
-        """Made when it is first needed: a proxy that cannot be used is no matter of those who have no webhooks. To read
-        all certificates takes a while: it is done in a thread. No connection is kept, for an address is not the name
-        that its certificate was checked for."""
+        """Return the client, made when it is first needed.
+
+        An unusable proxy thus harms nobody without webhooks. It is made in a thread, because reading all certificates
+        takes a while. It keeps no connection open, because a certificate was checked for a name, not for an address.
+        """
         async with self._opening:
             if is_proxied not in self._clients:
                 make = _proxied_client if is_proxied else _direct_client
@@ -203,14 +221,17 @@ class HttpPost:
 
 
 class _Answer:
-    """What is read from one connection. Informational answers, as `103`, are skipped without a pause by the library:
-    many of them would hold up all that this process does."""
+    """The limited reader of one connection.
+
+    The HTTP library skips informational answers such as `103` without a pause. A stream of them would block the event
+    loop.
+    """
 
     def __init__(self, read: Callable[..., Awaitable[bytes]]) -> None:
         self._read = read
         self._bytes = 0
         self._informed = 0
-        self._has_come = False  # the answer itself: what is behind it is read by nobody
+        self._has_come = False  # the final answer, whose body nobody reads
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         data = await self._read(min(max_bytes, _PIECE), timeout)
@@ -227,7 +248,7 @@ class _Answer:
 
 
 async def _bound_answers(event: str, info: Mapping[str, Any]) -> None:
-    """Traces a request, to be told of each connection as it is made, and of the one with TLS upon it."""
+    """Limit the reader of each connection that a traced request opens, with and without TLS."""
     if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
         stream = info["return_value"]
         stream.read = _Answer(stream.read).read
@@ -238,14 +259,16 @@ def _proxied_client(limits: httpx2.Limits) -> httpx2.AsyncClient:
 
 
 def _direct_client(limits: httpx2.Limits) -> httpx2.AsyncClient:
-    """One with a transport of its own takes no proxy from the environment: NO_PROXY has the names of hosts, and would
-    not know their addresses."""
+    """Return a client with a transport of its own, which takes no proxy from the environment.
+
+    NO_PROXY has names of hosts, and would not know their addresses.
+    """
     transport = httpx2.AsyncHTTPTransport(limits=limits)
     return httpx2.AsyncClient(headers=_AGENT, cookies=_no_cookies(), transport=transport)
 
 
 def _no_cookies() -> CookieJar:
-    """They would go from one run to another's."""
+    """Return a jar that keeps nothing, because a cookie would go from one run to another."""
     return CookieJar(DefaultCookiePolicy(allowed_domains=()))
 
 
@@ -258,5 +281,5 @@ def _is_address(host: str) -> bool:
 
 
 def _is_this_machine(host: str) -> bool:
-    """A proxy would look for it on its own."""
+    """Return whether a host is this machine, which a proxy would look for on its own side."""
     return host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)

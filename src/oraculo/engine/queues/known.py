@@ -1,21 +1,22 @@
-"""The queues that are known to be there: what is sent to any other has to wait until the broker has made it."""
+"""The queues that are known to exist. Messages to any other wait until the broker has made it."""
 
 import asyncio
 from collections.abc import Iterable
 from math import inf
 
-MOST_KNOWN = 50_000  # the one that was used longest ago is forgotten first, and is looked at as a new one again
+MOST_KNOWN = 50_000  # the queue that was used longest ago is forgotten first, and counts as new again
 
 
 class KnownQueues:
-    """Physical names. Somebody may have deleted one since: brokers make it again when something is sent there.
+    """Physical names of queues.
 
-    `lasting`: seconds after which a queue is forgotten that was not used again.
+    Somebody may have deleted one since; brokers make it again when something is sent there. A queue is forgotten when
+    it was not used for `lasting` seconds.
     """
 
     def __init__(self, lasting: float = inf) -> None:
         self._lasting = lasting
-        self._until: dict[str, float] = {}  # by the loop's time; the one that was used longest ago comes first
+        self._until: dict[str, float] = {}  # by the loop's time; the queue that was used longest ago comes first
 
     def __contains__(self, queue: str) -> bool:
         return asyncio.get_running_loop().time() < self._until.get(queue, -inf)

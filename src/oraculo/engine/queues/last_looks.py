@@ -1,4 +1,4 @@
-"""Looks at the queues of what is due soon, so that a timeout says why there was no answer and waits for no broker."""
+"""The last look at the queues of what is due soon, so that a timeout has a reason and waits for no broker."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,12 +19,14 @@ from oraculo.ports.threads import handed_over_if_wide
 
 _EVERY = 1.0  # seconds from one look to the next
 _AHEAD = 2.0  # seconds before a timer rings in which its queue is looked at
-_MOST_DUE = 500  # timers that are looked ahead to, the next ones first
-_MOST_QUEUES = 200  # of them: a look takes RabbitMQ 0.1 s, NATS 0.04 s and Redis 0.01 s
-_MOST_MEANT = 20  # of which others with a similar name are asked after: among many that takes up to 0.01 s for each
+_MOST_DUE = 500  # timers that are looked at, the next ones first
+_MOST_QUEUES = 200  # one look at so many takes RabbitMQ 0.1 s, NATS 0.04 s and Redis 0.01 s
+_MOST_MEANT = 20  # queues for which a similar name is searched, at up to 0.01 s each
 
 
 class LastLooks:
+    """The loop that looks at the queues of timers about to ring."""
+
     def __init__(
         self, store: Store, plans: Plans, clock: Clock, threads: Executor, queue_looks: QueueLooks, served: ServedQueues
     ) -> None:
@@ -66,7 +68,7 @@ class LastLooks:
         return list(found)[:_MOST_QUEUES]
 
     async def _plans_of(self, run_ids: Iterable[str]) -> Mapping[str, Plan]:
-        """Return the plans by run. Only a run whose plan no other run has brought here is read as a whole."""
+        """Return the plans by run. A whole run is read only when its plan is not in memory."""
         heads = await self._store.heads(list(run_ids))
         found = dict[str, Plan]()
         for run_id, head in heads.items():

@@ -1,4 +1,4 @@
-"""Bounds how many new queues one request, and all requests within a minute, may name: a broker keeps each of them."""
+"""The limits of new queues, for one request and for a minute: a broker keeps every queue."""
 
 import asyncio
 from collections import deque
@@ -15,14 +15,14 @@ from oraculo.settings.sections import QueueSettings
 from oraculo.wire.naming import RABBITMQ_PREFIX, QueueNames, is_own_queue
 
 MINUTE = 60.0
-PATIENCE = 2.0  # seconds for the broker to say which queues are there; of those it says nothing of, all count as new
+PATIENCE = 2.0  # seconds for the broker to say which queues exist; without its answer all count as new
 
 
 class NewQueueLimits:
-    """Counts the queues that are not known yet. Each process counts for itself.
+    """A count of the queues that are not known yet, by this process alone.
 
-    As long as they are few, nobody asks the broker whether they are there: to look for a queue in vain costs RabbitMQ
-    a channel. `planned`: queues of known pipelines and routes, which engines make by themselves.
+    While they are few, nobody asks the broker whether they exist, because a look in vain costs RabbitMQ a channel.
+    `planned` returns the queues of known pipelines and routes, which engines make by themselves.
     """
 
     def __init__(
@@ -44,24 +44,28 @@ class NewQueueLimits:
         self._lately: deque[tuple[float, int]] = deque()  # when some were admitted, by the loop's time, and how many
 
     def admits_run_at_once(self, submission: Submission) -> bool:
-        """Admit the queues of a run when they are few enough, though all that are not known be new. Return whether
-        they were."""
+        """Admit the queues of a run if they are few, even when all unknown ones are new.
+
+        Return whether they were admitted.
+        """
         return self._admits_at_once(self._queues_of(submission.changes.run))
 
     async def admit_run(self, submission: Submission) -> None:
-        """As `admit`, for the queues that a run sends and replies to."""
+        """Admit the queues that a run sends and replies to. Raise like `admit`."""
         await self._admit(self._queues_of(submission.changes.run), submission.queue_field)
 
     async def admit(self, queues: Iterable[str], field: str) -> None:
-        """Raise InvalidRequest, which names the field, when one request may never name so many new queues;
-        TooManyNewQueues when it may later."""
+        """Admit queues that a field of a request names.
+
+        Raise InvalidRequest when one request may never name so many new queues, TooManyNewQueues when it may later.
+        """
         await self._admit(self._destinations(queues), field)
 
     def _destinations(self, queues: Iterable[str]) -> set[str]:
         return {self._names.physical(queue) for queue in queues if not is_own_queue(queue)}
 
     def _queues_of(self, run: Run) -> set[str]:
-        """Return them but for those that a bridge has, or that only RabbitMQ can make."""
+        """Return the queues of a run, without those of bridges and those that only RabbitMQ makes."""
         steps = self._destinations(step.queue for step in run.plan.steps)
         replies = [each.target for each in run.head.deliveries if each.channel is Channel.QUEUE]
         return steps | {self._names.reply_queue(name) for name in replies if not name.startswith(RABBITMQ_PREFIX)}
@@ -94,7 +98,7 @@ class NewQueueLimits:
         return [queue for queue in queues if queue not in self._known and queue not in self._admitted]
 
     async def _missing(self, queues: list[str]) -> list[str]:
-        """Return those that the broker does not have, or the first of them, where they are too many already."""
+        """Return the queues that the broker lacks, or the first of them when they are too many."""
         missing: list[str] = []
         for some in pages(queues, self._most + 1):
             if len(missing) > self._most:
@@ -112,7 +116,7 @@ class NewQueueLimits:
             return set()
 
     def _wait_for(self, count: int) -> int:
-        """Return the seconds until there is room for so many more; 0: there is."""
+        """Return the seconds until there is room for so many more, 0 when there is."""
         now = asyncio.get_running_loop().time()
         while self._lately and self._lately[0][0] <= now - MINUTE:
             self._lately.popleft()

@@ -18,7 +18,7 @@ from oraculo.ports.threads import handed_over_if_wide
 from oraculo.wire.naming import QueueNames
 
 FRESH = 1.0  # seconds for which a look is good enough
-_PATIENCE = 0.5  # seconds for the broker; without its answer a run is shown without these phases
+_PATIENCE = 0.5  # seconds for the broker to answer
 _REST = 5.0  # seconds after a failure in which the broker is not asked again
 _MOST_QUEUES = 20  # of one run
 _MOST_READ = 64 * 1024  # bytes of a message that is read for the task it belongs to
@@ -33,7 +33,7 @@ class _Command(msgspec.Struct):
 
 
 class _Seen(NamedTuple):
-    """The state of a queue at one moment, and of several brokers each one's."""
+    """The state of a queue at one moment, with the state at each broker when there are several."""
 
     at: float
     ready: int
@@ -50,10 +50,10 @@ _Place = tuple[str, str | None]  # a queue, and the broker that took the command
 
 
 class QueueLooks:
-    """The queues of open tasks as they were seen a moment ago.
+    """The queues of open tasks as they were a moment ago.
 
-    Whoever follows runs asks often, so one look serves everybody for a second. A broker that does not answer in time
-    is left alone for some seconds: a run is shown at once all the same.
+    Followers of runs ask often, so one look serves everybody for a second. A broker that does not answer in time is
+    left alone for some seconds, and a run is shown without its phases.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class QueueLooks:
         self._rests_until = 0.0
 
     async def at_queues_of(self, run: Run) -> Looks:
-        """Return what is known of the queues whose commands may be waiting or in work."""
+        """Return what is known about queues whose commands may be waiting or in work."""
         places = await handed_over_if_wide(self._threads, len(run.tasks), partial(_places_of, run))
         if not places:
             return {}
@@ -77,7 +77,7 @@ class QueueLooks:
         return {place: look for place in places if (look := self._look(run, place)) is not None}
 
     async def at(self, queues: Sequence[str]) -> Looks:
-        """Return what is known of these queues: of several brokers by each, else under no broker's name."""
+        """Return what is known about these queues: at each of several brokers, or under no broker's name."""
         await self._refresh(queues)
         looks = dict[_Place, QueueLook]()
         for queue in queues:
@@ -109,10 +109,10 @@ class QueueLooks:
         self._seen |= {queue: (until, found.get(queue)) for queue in queues}
 
     def _look(self, run: Run, place: _Place) -> QueueLook | None:
-        queue, via = place
+        queue, broker = place
         if not self._is_fresh(queue) or (seen := self._seen[queue][1]) is None:
             return None
-        if seen.parts and (seen := seen.parts.get(via or "")) is None:
+        if seen.parts and (seen := seen.parts.get(broker or "")) is None:
             return None
         taken = None if seen.taken is None else {one[1:] for one in seen.taken if one[0] == run.id}
         return self._as_look(queue, seen, taken)
@@ -127,7 +127,7 @@ class QueueLooks:
 
 
 def _places_of(run: Run) -> set[_Place]:
-    """Return the queues and brokers of the tasks that only their queue can say something of."""
+    """Return the queues and brokers of running tasks that reported nothing yet."""
     return {
         (run.plan.steps[task.number].queue, task.via)
         for task in run.tasks
@@ -142,7 +142,7 @@ def _seen(state: QueueState, at: float) -> _Seen:
 
 
 def _identities(bodies: Iterable[bytes]) -> Collection[tuple[str, str, int]] | None:
-    """Return whose commands these are, or None when one is too large to be read for that."""
+    """Return the tasks whose commands these are, or None when one is too large to read for that."""
     found = set[tuple[str, str, int]]()
     for body in bodies:
         if len(body) > _MOST_READ:
@@ -150,6 +150,6 @@ def _identities(bodies: Iterable[bytes]) -> Collection[tuple[str, str, int]] | N
         try:
             command = _decoder.decode(body)
         except (msgspec.DecodeError, RecursionError):
-            continue  # of somebody else
+            continue  # no command of ours
         found.add((command.correlation_id, command.tarefa, command.tentativa))
     return found

@@ -1,5 +1,7 @@
-"""The queues of commands in work and of dead letters, out of the store, for a broker that cannot list its queues: those
-that only requests name are to be shown after a restart too, and by the engines that did not send to them."""
+"""The queues of commands in work and of dead letters, read from the store for brokers that cannot list queues.
+
+A queue that only requests name is thus shown after a restart too, and by engines that did not send to it.
+"""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -14,14 +16,16 @@ from oraculo.ports.store import Snapshot, Store
 from oraculo.wire.naming import QueueNames
 
 LOOK_EVERY = 60.0  # seconds
-_LOOKS_TOGETHER = 3  # queues of which the broker is asked at a time
+_LOOKS_TOGETHER = 3  # queues that the broker is asked about at a time
 _PAGE = 20  # runs that are in memory at a time, with their payloads
-_MOST_RUNS = 1000  # that are looked at, of each broker: many runs go to few queues
-_WIDEST = 100  # tasks of a run that is looked at: to load one that is wider takes long
-_MOST_QUEUES = 100  # that are remembered: each is looked at whenever somebody wants to see them all
+_MOST_RUNS = 1000  # that are read for each broker, because many runs share few queues
+_WIDEST = 100  # tasks; a wider run takes long to load and is skipped
+_MOST_QUEUES = 100  # that are remembered, because a list of all queues looks at each
 
 
 class RememberedQueues:
+    """The names of such queues, looked up now and then."""
+
     def __init__(self, broker: FullBroker, store: Store) -> None:
         self._broker = broker
         self._store = store
@@ -30,33 +34,35 @@ class RememberedQueues:
     async def run(self) -> None:
         while True:
             found: dict[str, None] = {}
-            for dead_letters in (True, False):  # which nobody else tells of come first
-                for via in self._without_a_list():
-                    found |= dict.fromkeys(sorted(await self._of_runs(via, dead_letters=dead_letters)))
+            for dead_letters in (True, False):  # dead letters come first, because nothing else reveals them
+                for broker in self._without_a_list():
+                    found |= dict.fromkeys(sorted(await self._of_runs(broker, dead_letters=dead_letters)))
             self.names = frozenset(islice(found, _MOST_QUEUES))
             await asyncio.sleep(LOOK_EVERY)
 
     async def unlisted(self, listed: Iterable[QueueState], names: QueueNames) -> list[QueueState]:
-        """Return the states of the queues that the broker does not list and the store knows of."""
+        """Return the states of queues that the broker does not list and the store knows."""
         wanted = set(map(names.physical, self.names)) - {state.queue for state in listed}
         left, found = iter(sorted(wanted)), list[QueueState]()
 
         async def look() -> None:
             for name in left:
-                with suppress(BrokerError):  # one that the broker does not let us see is left out
+                with suppress(BrokerError):  # a queue that the broker hides is left out
                     found.extend(await self._broker.queues([name]))
 
-        await asyncio.gather(*(look() for _ in range(_LOOKS_TOGETHER)))  # all at once would be in each other's way
+        await asyncio.gather(*(look() for _ in range(_LOOKS_TOGETHER)))  # more at once would delay each other
         return found
 
     def _without_a_list(self) -> list[str]:
         brokers = zip(self._broker.statuses(), self._broker.behind(), strict=True)
-        return [link.name for link, broker in brokers if not broker.capabilities.lists_queues]
+        return [status.name for status, broker in brokers if not broker.capabilities.lists_queues]
 
-    async def _of_runs(self, via: str, *, dead_letters: bool) -> set[str]:
+    async def _of_runs(self, broker: str, *, dead_letters: bool) -> set[str]:
         found: set[str] = set()
         after, seen = "", 0
-        while seen < _MOST_RUNS and (page := await self._store.held_by(via, _PAGE, after, dead_letters=dead_letters)):
+        while seen < _MOST_RUNS and (
+            page := await self._store.held_by(broker, _PAGE, after, dead_letters=dead_letters)
+        ):
             for snapshot in await self._narrow(page):
                 found |= _queues_of(snapshot)
             after, seen = page[-1], seen + len(page)
@@ -70,7 +76,7 @@ class RememberedQueues:
 
 
 def _queues_of(snapshot: Snapshot) -> set[str]:
-    """To which a broker has taken something."""
+    """Return the queues of a run at which a broker took something."""
     try:
         steps = decode_definition(snapshot.definition).steps
     except WrittenByNewer:

@@ -1,9 +1,9 @@
-"""Removes the queues that were made for requests and that nobody uses any more.
+"""The removal of queues that were made for requests and that nobody uses any more.
 
-Before something is sent to a queue that is not known, the engine looks whether it is there. If it is not, a note with
-its name goes to the queue `oraculo.filas` of the broker, which so forgets both or neither. Now and then an engine takes
-the notes, looks at their queues, removes those that are unused, and puts the other notes back. A note is with one
-engine at a time, so two of them never remove the same queue.
+The engine looks whether an unknown queue exists before it sends there. If not, a note with its name goes to the queue
+`oraculo.filas` of that broker, which so forgets both or neither. Now and then an engine takes the notes, removes the
+queues that are unused, and puts the other notes back. A note is with one engine at a time, so two never remove the same
+queue.
 """
 
 import asyncio
@@ -23,15 +23,15 @@ from oraculo.ports.clock import Clock
 from oraculo.ports.telemetry import QueuesRemoved, Telemetry
 from oraculo.wire.naming import RABBITMQ_PREFIX, QueueNames
 
-LOOK_EVERY = 3600.0  # seconds, or a tenth of the time after which a queue counts as unused
-NEW = 60.0  # seconds in which a queue that was noted may still be to be made
+LOOK_EVERY = 3600.0  # seconds, or a tenth of the time without use if that is less
+NEW = 60.0  # seconds for which a noted queue may not exist yet
 _TAKEN_TOGETHER = 500  # notes
-_REMOVED_TOGETHER = 20  # queues: what is sent to one of them waits meanwhile
+_REMOVED_TOGETHER = 20  # queues, to which nothing is sent meanwhile
 _TAKING = 5.0  # seconds for a broker to bring notes that it says it has
 
 
 class QueueNote(msgspec.Struct, frozen=True):
-    """That a queue was made, by its physical name, and when it was last seen in use."""
+    """A note that a queue was made, with its physical name, and when it was last seen in use."""
 
     fila: str
     usada_em: float
@@ -41,7 +41,11 @@ _decoder = msgspec.json.Decoder(QueueNote)
 
 
 class NotedQueues:
-    """`planned`: the queues of known pipelines and routes, which stay. `after`: seconds; 0 removes none."""
+    """The queues that were made for requests.
+
+    `planned` returns the queues of known pipelines and routes, which stay. `after`: seconds without use; 0 removes
+    none.
+    """
 
     def __init__(
         self,
@@ -62,14 +66,14 @@ class NotedQueues:
         self._clock = clock
         self._telemetry = telemetry
         self._after = after
-        self._sending = Counter[str]()  # to queues that are not known
+        self._sending = Counter[str]()  # messages on their way, by unknown queue
         self._removing: set[str] = set()
         self._removed = asyncio.Event()
 
     # -- making ---------------------------------------------------------------------------------------------------
 
     async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
-        """Publish as the broker does, after a note of each queue that has to be made. None is removed meanwhile."""
+        """Publish as the broker does, after noting each queue that must be made. None is removed meanwhile."""
         new = self._unknown(message.queue for message in messages)
         while not self._removing.isdisjoint(new):
             await self._removed.wait()
@@ -84,8 +88,10 @@ class NotedQueues:
             self._sending -= Counter(new)
 
     async def note(self, queues: Iterable[str]) -> None:
-        """Note those of the queues that are not there. Without a broker none is noted: rather a queue too many than a
-        command that is not sent."""
+        """Note those queues that do not exist.
+
+        Without a broker none is noted: one queue too many does less harm than a command that is not sent.
+        """
         if (new := self._unknown(queues)) and self._has_notes:
             with suppress(BrokerError):
                 await self._note_missing(new)
@@ -95,7 +101,7 @@ class NotedQueues:
 
     @property
     def _has_notes(self) -> bool:
-        """A broker in this process forgets a queue by itself when it is empty."""
+        """Return whether queues are noted. A broker inside this process forgets an empty queue by itself."""
         return self._after > 0 and self._broker.capabilities.shared
 
     async def _note_missing(self, queues: Collection[str]) -> None:
@@ -118,7 +124,7 @@ class NotedQueues:
         await asyncio.Event().wait()
 
     async def look_through(self, broker: FullBroker) -> None:
-        """Take the notes that one broker has, and act on them."""
+        """Take the notes of one broker, and act on them."""
         is_alone = self._peers.is_alone and not self._peers.has_apis_beside
         if not (is_alone or broker.capabilities.removes_safely):
             return
@@ -149,7 +155,7 @@ class NotedQueues:
         await consumer.ack(taken)
 
     async def _acted_on(self, broker: FullBroker, notes: Sequence[QueueNote]) -> list[QueueNote]:
-        """Remove what is unused. Return the notes that are still needed."""
+        """Remove unused queues, and return the notes that are still needed."""
         states = {state.queue: state for state in await broker.queues([note.fila for note in notes])}
         planned = set(map(self._names.physical, self._planned()))
         now, again, unused = self._clock.now(), list[QueueNote](), list[str]()
@@ -158,7 +164,7 @@ class NotedQueues:
             if state is None:
                 again += [note] if now - note.usada_em < NEW else []
             elif state.consumers:
-                continue  # a worker has it: from now on it is the worker's own
+                continue  # a worker reads it, and it is the worker's from now on
             elif note.fila in planned or note.fila in self.known or _holds_something(state):
                 again.append(QueueNote(note.fila, now))
             elif now - note.usada_em < self._after:

@@ -1,4 +1,4 @@
-"""The queues that somebody serves: when nobody serves a run's queue, one with a similar name may be meant."""
+"""The queues that somebody serves: one with a similar name may be meant when nobody serves a run's queue."""
 
 import asyncio
 from collections.abc import Collection
@@ -9,11 +9,13 @@ from oraculo.pipeline.queue_rules import QueueRules
 from oraculo.ports.broker_admin import BrokerAdmin, QueueState
 from oraculo.wire.naming import QueueNames, is_own_queue, near_miss
 
-_FRESH = 5.0  # seconds for which a look at all queues is good enough
+_FRESH = 5.0  # seconds for which one look at all queues serves
 _PATIENCE = 0.5  # seconds for the broker; without its answer nothing is suggested
 
 
 class ServedQueues:
+    """The names of served queues, looked up at most every few seconds."""
+
     def __init__(
         self, broker: BrokerAdmin, remembered: RememberedQueues, names: QueueNames, targets: QueueRules
     ) -> None:
@@ -26,7 +28,7 @@ class ServedQueues:
         self._turn = asyncio.Lock()
 
     async def near(self, queue: str) -> str | None:
-        """Return the served queue whose name is most like this one's, if one is much like it."""
+        """Return the served queue with the most similar name, if one is similar enough."""
         async with self._turn:
             if (now := asyncio.get_running_loop().time()) >= self._fresh_until:
                 self._served = await self._look()
@@ -48,5 +50,5 @@ class ServedQueues:
 
 
 def _is_served(state: QueueState) -> bool:
-    """Return whether somebody reads the queue; where the broker does not count consumers, whether it looks so."""
+    """Return whether somebody reads the queue, or seems to where the broker does not count consumers."""
     return bool(state.consumers) or (state.consumers is None and (not state.ready or bool(state.unacked)))

@@ -1,7 +1,7 @@
-"""Whether anybody hears the answers, for an API beside engines.
+"""The answers that nobody hears, as an API beside engines sees them.
 
-Engines that use another prefix or another broker share the store all the same, and give their signs of life there. Runs
-are accepted then, workers answer, and the answers wait where nobody listens.
+Engines with another prefix or another broker share the store all the same, and give their signs of life there. Then
+runs are accepted and workers answer, but the answers wait where nobody listens.
 """
 
 import asyncio
@@ -10,17 +10,19 @@ from oraculo.errors import OraculoError
 from oraculo.ports.broker_admin import FullBroker, QueueState
 
 _EVERY = 2.0  # seconds from one look to the next
-_LOOKS = 3  # in a row: an engine that lost its connection needs a second or two, and NATS does not tell who listens
+_LOOKS = 3  # in a row, because an engine may need two seconds to connect again, and NATS does not count listeners
 _PATIENCE = 5.0
 _SEE = "see whether the engines have the same ORACULO_BROKER_URL and ORACULO_PREFIX, or why by their own /health/ready"
 
 
 class UnheardAnswers:
+    """The loop that looks at the answers queue."""
+
     def __init__(self, broker: FullBroker, queue: str) -> None:
         self.trouble: str | None = None
         self._broker = broker
         self._queue = queue
-        self._in_a_row: dict[str, int] = {}  # looks at which answers waited unheard, by where they did
+        self._in_a_row: dict[str, int] = {}  # looks that found unheard answers, by place
 
     async def run(self) -> None:
         try:
@@ -28,20 +30,20 @@ class UnheardAnswers:
                 await self.look()
                 await asyncio.sleep(_EVERY)
         finally:
-            self.trouble = None  # of what is not looked at nothing is known
+            self.trouble = None  # nothing is known without looks
 
     async def look(self) -> None:
         unheard = await self._unheard()
         self._in_a_row = {place: self._in_a_row.get(place, 0) + 1 for place in unheard}
-        told = [unheard[place] for place, looks in self._in_a_row.items() if looks >= _LOOKS]
-        self.trouble = f"{'; '.join(told)}: {_SEE}" if told else None
+        reports = [unheard[place] for place, looks in self._in_a_row.items() if looks >= _LOOKS]
+        self.trouble = f"{'; '.join(reports)}: {_SEE}" if reports else None
 
     async def _unheard(self) -> dict[str, str]:
-        """By the queue, or of several brokers by each that works."""
+        """Return the unheard answers by queue, or by broker when there are several."""
         try:
             async with asyncio.timeout(_PATIENCE):
                 states = await self._broker.queues([self._queue])
-        except (OraculoError, TimeoutError):  # which is told as the broker's own trouble
+        except (OraculoError, TimeoutError):  # health shows that as the broker's own trouble
             return {}
         at = {f"{self._queue} at broker {name}": part for state in states for name, part in state.at.items()}
         at = at or {state.queue: state for state in states}
@@ -49,8 +51,10 @@ class UnheardAnswers:
 
 
 def _waits_unheard(state: QueueState) -> bool:
-    """Only where something waits, and for no delay: of any queue without a leader RabbitMQ says that nothing is there
-    and nobody listens."""
+    """Return whether answers wait, without a delay, and nobody listens.
+
+    A queue must hold something to count: RabbitMQ shows a queue without a leader as empty and unread.
+    """
     return state.ready > state.delayed and (state.consumers == 0 or (state.consumers is None and state.unacked == 0))
 
 

@@ -1,1 +1,1 @@
-"""Large results: put into the object store, read back from it."""
+"""Large results: put into the object store, and read back from it."""

@@ -1,5 +1,7 @@
-"""Large results that were put aside before a URL was set: they rest in the folder beside the store's file, which the
-engine alone reads. Workers look for what a reference names where the URL says, so it is put there first."""
+"""Large results from before an object store was set: they rest in the folder beside the store's file.
+
+Only the engine reads that folder. Workers follow a reference to the object store, so a result is copied there first.
+"""
 
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor
@@ -12,6 +14,8 @@ _MOST_REMEMBERED = 10_000
 
 
 class EarlierResults:
+    """The results in the folder, and the copies of them in the object store."""
+
     def __init__(
         self, earlier: Objects, present: Objects, claim_fault: Callable[[], Awaitable[str | None]], threads: Executor
     ) -> None:
@@ -19,12 +23,12 @@ class EarlierResults:
         self._present = present
         self._claim_fault = claim_fault
         self._threads = threads
-        self._folders: frozenset[str] | None = None  # of runs; None: they could not be read yet
-        self._shared: set[str] = set()  # keys: many commands may hand on the same result
-        self.trouble: str | None = None  # why they could not
+        self._folders: frozenset[str] | None = None  # of runs; None: not read yet
+        self._shared: set[str] = set()  # keys of copied results, which many commands may hand on
+        self.trouble: str | None = None  # why the folder could not be read
 
     async def look(self) -> None:
-        """Which runs have results here: no others will."""
+        """Read which runs have results in the folder. No other run will get any."""
         try:
             found = [folder.name for shard in SHARDS for folder in await self._earlier.folders(shard)]
         except ObjectsError as error:
@@ -33,18 +37,19 @@ class EarlierResults:
             self._folders, self.trouble = frozenset(found), None
 
     def lacks(self, run_id: str, reference: ResultReference) -> bool:
-        """Whether it has nothing to give, as far as can be told at once."""
+        """Return whether the folder surely has nothing to give for a reference."""
         is_elsewhere = self._folders is not None and run_folder(run_id) not in self._folders
         return is_elsewhere or reference.key in self._shared
 
     async def find(self, reference: ResultReference) -> bytes | None:
+        """Return a result of the folder, or None."""
         try:
             return await get_result(self._earlier, reference, self._threads)
         except ObjectLost:
             return None
 
     async def share(self, run_id: str, references: Iterable[ResultReference]) -> None:
-        """Those that are not here were put where the URL says."""
+        """Copy results to the object store that rest in the folder."""
         if self._folders is None:
             await self.look()
         for reference in references:

@@ -1,4 +1,4 @@
-"""Reads large results back from the object store, for whoever is given them: the aggregate, the API, a command."""
+"""Large results, read back from the object store: for the aggregate, the API, or a command."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -24,9 +24,9 @@ from oraculo.ports.threads import handed_over_if_wide
 from oraculo.settings import Settings
 
 PATIENCE = 10.0  # seconds for all the large results of one aggregate, or of one command
-SECOND_LOOK = 1.0  # seconds: where this process stood still, the object store is not to blame for the time
-TURN = 3.0  # seconds that others may keep one from its second look: all in all it is less than a delivery's lease
-REST = 2.0  # seconds after a failure in which no command asks again, nor an aggregate after one that took too long
+SECOND_LOOK = 1.0  # seconds for another try, in case this process stood still
+TURN = 3.0  # seconds that one may wait for its second look; in all less than a delivery's lease
+REST = 2.0  # seconds after a failure in which no command, and no aggregate after a slow one, asks again
 _AGGREGATES_AT_ONCE = 8
 _COMMANDS_AT_ONCE = 4
 _LONGEST_REFERENCE = 400  # bytes
@@ -34,7 +34,10 @@ _NO_OBJECTS = "no object store is set; set ORACULO_OBJECTS_URL to the one that t
 
 
 class ResultReader:
-    """`earlier`: what may rest elsewhere, from before there was an `objects` to share."""
+    """The reader of large results.
+
+    `earlier`: what may rest in the folder from before `objects` was set.
+    """
 
     def __init__(
         self,
@@ -50,31 +53,33 @@ class ResultReader:
         self._claim_fault = claim_fault
         self._telemetry = telemetry
         self._threads = threads
-        self._inline_bytes = settings.objects.inline_bytes  # what is beyond it stays a reference
-        # Workers are given references when they reach the object store too. Those that read `bridged` queues, or are
-        # behind a bridge, do not.
+        self._inline_bytes = settings.objects.inline_bytes  # results beyond that stay references
+        # Workers get references when they reach the object store. Those of bridged queues do not.
         self._hands_on = bool(settings.objects.url)
         self._bridged = settings.bullmq.queues
         self._aggregates = asyncio.Semaphore(_AGGREGATES_AT_ONCE)
-        self._second_looks = asyncio.Semaphore(_AGGREGATES_AT_ONCE)  # who waits for the first keeps no other waiting
+        self._second_looks = asyncio.Semaphore(_AGGREGATES_AT_ONCE)  # a wait for the first try delays no second one
         self._commands = asyncio.Semaphore(_COMMANDS_AT_ONCE)
         self._hangs_until = 0.0
         self._rests_until = 0.0
-        self.trouble: str | None = None  # what was seen that cannot be read here
+        self.trouble: str | None = None  # why references are handed out
 
     # -- aggregates -------------------------------------------------------------------------------------------
 
     def references(self, run: Run) -> dict[str, ResultReference]:
-        """What the aggregate of the run lacks; nothing when nothing could be read."""
+        """Return the large results that a run's aggregate lacks.
+
+        Without an object store it returns nothing, and the references stay.
+        """
         if self._objects is not None:
             return references_in(run)
-        if self.trouble is None and references_in(run):  # another engine put them there; that is told once
+        if self.trouble is None and references_in(run):  # another engine put them there; this is logged once
             self.trouble = f"large results are handed out as references: {_NO_OBJECTS}"
             self._telemetry.emit(LoopFailed("objects", self.trouble))
         return {}
 
     async def fill(self, results: dict[str, msgspec.Raw], references: Mapping[str, ResultReference]) -> None:
-        """Puts what can be read in the place of its reference. Never raises: an aggregate is worth having without."""
+        """Replace references by results as far as they can be read. Never raise: an aggregate is useful without."""
         if self._hangs():
             return
         left, faults = dict(self._within_limit(references)), list[str]()
@@ -86,14 +91,17 @@ class ResultReader:
         except TimeoutError:
             await self._look_again(results, left, faults)
         if faults:
-            told = f"{len(faults)} large results of an aggregate stay references: {faults[0]}"
-            self._telemetry.emit(LoopFailed("objects", told))
+            report = f"{len(faults)} large results of an aggregate stay references: {faults[0]}"
+            self._telemetry.emit(LoopFailed("objects", report))
 
     async def _look_again(
         self, results: dict[str, msgspec.Raw], left: dict[str, ResultReference], faults: list[str]
     ) -> None:
-        """Where this process itself stood still, the object store is not to blame for the time. Others that stood still
-        with it look again, too: it is not to blame for their turns, either."""
+        """Read once more what was not read in time.
+
+        This process may have stood still, and then the object store is not to blame. Others that stood still with it
+        read again too, so their turns do not count.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(TURN) as turn, self._second_looks:
                 turn.reschedule(None)
@@ -118,7 +126,7 @@ class ResultReader:
     async def _fill_all(
         self, results: dict[str, msgspec.Raw], left: dict[str, ResultReference], faults: list[str]
     ) -> None:
-        """`left` are in the end those of which it is not known whether they can be read."""
+        """Read all of `left`, which keeps those whose outcome is not known."""
         async with asyncio.TaskGroup() as group:
             for name, reference in left.items():
                 group.create_task(self._fill_one(results, name, reference, left, faults))
@@ -140,11 +148,12 @@ class ResultReader:
     ) -> None:
         try:
             results[name] = msgspec.Raw(await self._get(reference))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the reference stays and it is told
+        except Exception as error:  # noqa: BLE001 - the reference stays, and the fault is logged
             faults.append(str(error) or type(error).__name__)
         del left[name]
 
     async def aggregate(self, run: Run) -> bytes:
+        """Return the aggregate of a run, with its large results as far as they can be read."""
         references = self.references(run)
         if not references:
             return encode_aggregate(run)
@@ -153,9 +162,11 @@ class ResultReader:
         return msgspec.json.encode(made)
 
     async def lessened(self, run_id: str, encoded: bytes, excess: int | None) -> bytes | None:
-        """An aggregate for a broker that takes no message of that size: its largest results are left as references, of
-        them as few as are needed, or all where nobody knows by how much it is too large. None when that is not enough,
-        or there is no object store. Raises ObjectsError."""
+        """Return an aggregate that fits a broker's limit: its largest results become references.
+
+        They are as few as needed, or all when `excess` is not known. Return None when that is not enough, or without an
+        object store. Raise ObjectsError.
+        """
         if self._objects is None:
             return None
         if fault := await self._claim_fault():
@@ -167,20 +178,22 @@ class ResultReader:
         for name in chosen:
             reference = await put_result(self._objects, run_id, name, bytes(results[name]), self._threads)
             results[name] = msgspec.Raw(encode_reference(reference))
-        told = f"{len(chosen)} results of a reply stay references: its broker takes no message of {len(encoded)} bytes"
-        self._telemetry.emit(LoopFailed("objects", told))
+        report = (
+            f"{len(chosen)} results of a reply stay references: its broker takes no message of {len(encoded)} bytes"
+        )
+        self._telemetry.emit(LoopFailed("objects", report))
         made["resultados"] = msgspec.Raw(msgspec.json.encode(results))
         return msgspec.json.encode(made)
 
     async def view(self, run: Run, looks: Looks) -> dict[str, Any]:
-        """Show the run as the API does. `looks`: at the queues of its open tasks."""
+        """Return the run as the API shows it. `looks` are at the queues of its open tasks."""
         view = await handed_over_if_wide(self._threads, len(run.tasks), partial(run_view, run, looks))
         if "resultados" in view and (references := self.references(run)):
             await self.fill(view["resultados"], references)
         return view
 
     async def one(self, run_id: str, task_id: str, task: Task | None) -> bytes:
-        """One task's result, whatever its size. Raises NotFound or ObjectsUnavailable."""
+        """Return one task's result of any size. Raise NotFound or ObjectsUnavailable."""
         result = None if task is None else task.result
         if result is None:
             why = "it is not one of its tasks" if task is None else f"it is {task.status}"
@@ -201,8 +214,10 @@ class ResultReader:
     def needed(
         self, run: Run, number: int, known: dict[tuple[int, ...], dict[str, ResultReference]]
     ) -> dict[str, ResultReference]:
-        """The large results that must be read, or looked for among the earlier ones, before the task's command can be
-        sent. `known`: those of tasks that were looked at a moment ago."""
+        """Return the large results to read, or to share, before a task's command can go out.
+
+        `known` keeps those of tasks that were looked at a moment ago.
+        """
         given_references = self._is_given_references(run.plan.steps[number])
         if self._objects is None or (self._earlier is None and given_references):
             return {}
@@ -214,12 +229,14 @@ class ResultReader:
         return {name: each for name, each in found.items() if not self._earlier.lacks(run.id, each)}
 
     def _is_given_references(self, step: Step) -> bool:
-        """Over a bridge there are workers of another system, who know nothing of references."""
+        """Return whether the workers of a step follow references. Those behind a bridge do not."""
         return self._hands_on and step.bridge is None and step.queue not in self._bridged
 
     async def read(self, run: Run, number: int, references: Mapping[str, ResultReference]) -> dict[str, bytes]:
-        """What goes whole into the task's command; what goes as a reference is now where its worker looks for it.
-        Raises ObjectLost, or ObjectsUnavailable: then it is worth another try."""
+        """Return the results that go whole into a task's command, and share those that go as references.
+
+        Raise ObjectLost, or ObjectsUnavailable when another try may succeed.
+        """
         earlier = self._earlier if self._is_given_references(run.plan.steps[number]) else None
         loop = asyncio.get_running_loop()
         async with self._commands:
@@ -249,8 +266,10 @@ class ResultReader:
 
 
 def _largest(results: Mapping[str, msgspec.Raw], excess: int | None) -> Sequence[str] | None:
-    """Those without which an aggregate is so many bytes shorter; None when it is not without them all. All that make it
-    shorter, when it is not known how many bytes that must be."""
+    """Return the results without which an aggregate is `excess` bytes shorter; None when that is not enough.
+
+    Return all results that make it shorter when `excess` is not known.
+    """
     chosen: list[str] = []
     left = inf if excess is None else excess
     for name in sorted(results, key=lambda name: len(results[name]), reverse=True):

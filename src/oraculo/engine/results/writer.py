@@ -1,6 +1,6 @@
-"""Puts large answers into the object store before they are decided: the run then holds a reference.
+"""Large answers, put into the object store before they are decided: the run then holds a reference.
 
-It is a relief, not a duty: when the object store fails, the answer stays as it came and is committed whole.
+This is a relief and no duty. When the object store fails, the answer stays as it came and is committed whole.
 """
 
 import asyncio
@@ -21,6 +21,8 @@ _AT_ONCE = 8
 
 
 class ResultWriter:
+    """The writer of large answers."""
+
     def __init__(
         self,
         objects: Objects | None,
@@ -41,7 +43,7 @@ class ResultWriter:
 
     @property
     def trouble(self) -> str | None:
-        """Why large answers stay as they came, now."""
+        """The reason why large answers stay as they came, while they do."""
         return self._reason if self._is_resting else None
 
     @property
@@ -49,7 +51,7 @@ class ResultWriter:
         return asyncio.get_running_loop().time() < self._rests_until
 
     async def keep(self, answers: Sequence[AnswerInput]) -> None:
-        """Gives each that could be put its reference."""
+        """Put large answers, and give each its reference."""
         if self._is_resting:
             return
         try:
@@ -67,7 +69,7 @@ class ResultWriter:
             self._rest(str(first) or type(first).__name__)
 
     async def _may_use(self) -> bool:
-        """It may have been away when the engine started, and another's all the same."""
+        """Return whether this installation may write there. It may not have been known at the start."""
         if not self._is_claimed:
             if fault := await self._claim_fault():
                 self._rest(fault)
@@ -76,7 +78,7 @@ class ResultWriter:
         return self._is_claimed
 
     async def _keep(self, answer: AnswerInput) -> None:
-        """A failure's payload is not kept, and need not be put anywhere."""
+        """Put one answer. The payload of a failure is not kept, so it is not put either."""
         message, payload = answer.message, bytes(answer.message.payload)
         if self._objects is None or len(payload) <= self.threshold or is_failure(payload):
             return

@@ -1,7 +1,7 @@
-"""Deletes the large results of runs that are no longer in the store.
+"""The deletion of large results whose runs are no longer in the store.
 
-Slowly: one shard of the 256 at a time, and of several engines only the one that comes first for that shard. A folder
-that was written in the last hour is left alone: its run may be about to be created again under the same id.
+It is slow: one of 256 shards at a time, and only by the engine that comes first for that shard. A folder of the last
+hour is left alone, because its run may be created again under the same id.
 """
 
 import asyncio
@@ -21,16 +21,19 @@ from oraculo.ports.store import Storage
 from oraculo.ports.telemetry import LoopFailed, Telemetry
 
 _MINUTE = 60.0
-EVERY = _MINUTE  # seconds between two shards: all of them in a little over four hours
+EVERY = _MINUTE  # seconds between two shards; all of them take a little over four hours
 MIN_AGE = 3600.0
 _TOGETHER = 50
 _CLAIM_PATIENCE = 5.0
 
 
 async def claim_fault(objects: Objects, store: Storage) -> str | None:
-    """Why this installation may not use the place, or None, and then it is this one's. What one installation puts there
-    another would delete, since its own store knows nothing of it. That it was claimed is remembered: at a later start
-    the folder may not be mounted yet, and what is put into the empty place is out of sight once it is."""
+    """Claim the object store for this installation. Return why it may not be used, or None.
+
+    Another installation would delete what this one puts there, because its store knows nothing of these runs. The claim
+    is remembered. At a later start the folder may not be mounted yet, and results put into the empty place would be
+    hidden later.
+    """
     installation, claimed = await store.installation(), _claimed(objects)
     was_claimed = claimed is not None and await store.noted(claimed)
     if await objects.claim(installation, was_claimed=was_claimed) == installation:
@@ -44,8 +47,10 @@ async def claim_fault(objects: Objects, store: Storage) -> str | None:
 
 
 async def seen_fault(objects: Objects, store: Storage) -> str | None:
-    """As `claim_fault`, for who only looks: a place that nobody has yet stays nobody's. Raises ObjectsUnavailable for a
-    folder that this installation had and that is not there."""
+    """Return like `claim_fault`, but claim nothing.
+
+    Raise ObjectsUnavailable for a folder that this installation had and that is not there.
+    """
     try:
         is_had = bool(await objects.get(CLAIM))
     except ObjectLost:
@@ -59,13 +64,16 @@ async def seen_fault(objects: Objects, store: Storage) -> str | None:
 
 
 def _claimed(objects: Objects) -> str | None:
-    """The fact that it is. A place may have a name of any length, and of any characters."""
+    """Return the fact to remember, a hash, because a place may have any name."""
     place = objects.shared_place
     return None if place is None else f"claimed: {sha256(place.encode(errors='surrogateescape')).hexdigest()}"
 
 
 async def claim(objects: Objects, store: Storage, telemetry: Telemetry) -> None:
-    """One that is away is asked again before anything there is put or deleted. Raises InvalidSettings for another's."""
+    """Claim the object store at a start. Raise InvalidSettings when it is another installation's.
+
+    One that is away is claimed before the first write or deletion there.
+    """
     try:
         async with asyncio.timeout(_CLAIM_PATIENCE):
             fault = await claim_fault(objects, store)
@@ -77,13 +85,15 @@ async def claim(objects: Objects, store: Storage, telemetry: Telemetry) -> None:
 
 
 class ObjectRetention:
+    """The loop that deletes folders of large results."""
+
     def __init__(self, objects: Objects, store: Storage, peers: Peers, clock: Clock) -> None:
         self._objects = objects
         self._store = store
         self._peers = peers
         self._clock = clock
-        # It begins where it would be had it never stopped: engines that live for an hour come to every shard, too. Kept
-        # here: a shard that fails does not keep it from the next.
+        # The start depends on the time, so that engines that live for an hour come to every shard, too. The iterator is
+        # kept here, so that a shard that fails is not tried again before the next.
         self._shards = islice(cycle(SHARDS), int(clock.now() // _MINUTE) % len(SHARDS), None)
 
     async def run(self) -> None:
@@ -94,7 +104,10 @@ class ObjectRetention:
                 await self.tidy(shard)
 
     async def tidy(self, shard: str) -> int:
-        """Returns how many folders were deleted. Raises ObjectsError where another's are among them."""
+        """Delete the old folders of a shard, and return how many.
+
+        Raise ObjectsError when the object store is another installation's.
+        """
         if fault := await claim_fault(self._objects, self._store):
             raise ObjectsError(fault)
         before = await surely_past(self._store, self._clock, MIN_AGE)
@@ -106,7 +119,10 @@ class ObjectRetention:
         return deleted
 
     async def _nobodys(self, folders: Sequence[str]) -> list[str]:
-        """A folder that does not say whose it is, or says something else than its name, is not ours to delete."""
+        """Return the folders whose runs are gone.
+
+        A folder that does not say whose it is, or contradicts its name, is not ours to delete.
+        """
         owners = {folder: owner for folder in folders if (owner := await self._objects.owner(folder)) is not None}
         sound = {folder: owner for folder, owner in owners.items() if run_folder(owner) == folder}
         known, unreadable = await readable(self._store.heads, list(sound.values())) if sound else ({}, {})

@@ -1,4 +1,4 @@
-"""Deletes ended runs that are older than the settings ask to keep."""
+"""The deletion of ended runs that are older than the settings keep."""
 
 import asyncio
 
@@ -12,6 +12,8 @@ _TOGETHER = 500
 
 
 class RunRetention:
+    """The loop that deletes old runs."""
+
     def __init__(self, store: Storage, clock: Clock, telemetry: Telemetry, days: float) -> None:
         self._store = store
         self._clock = clock
@@ -25,7 +27,7 @@ class RunRetention:
         await asyncio.Event().wait()
 
     async def prune(self) -> int:
-        """In small bites, so that commits of live runs get their turn between them."""
+        """Delete old runs in small portions, so that commits of live runs get their turn. Return how many."""
         before = await surely_past(self._store, self._clock, self._days * 86400)
         total = 0
         while pruned := await self._store.prune(before, _TOGETHER):

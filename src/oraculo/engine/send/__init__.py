@@ -1,1 +1,1 @@
-"""Sends: committed commands and dead letters, from the store to the brokers."""
+"""Sends committed commands and dead letters, from the store to the brokers."""

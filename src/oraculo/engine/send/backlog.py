@@ -1,8 +1,8 @@
-"""The commands that nobody had sent when this engine started: they go out by the age of their runs, before newer runs'.
+"""The commands that were unsent when this engine started: they go out by age, before those of newer runs.
 
-A store names them in an order of its own, which on some stores tells nothing of their age. So they are read first, and
-sorted. Those of small runs come first, a higher `prioridade` before a lower one; new small runs of no higher
-`prioridade` wait until these are lined up. Those of wide runs follow: they take turns with small ones anyway.
+A store lists them in an order of its own, which may say nothing about their age. So they are read first and sorted.
+Those of small runs come first, a higher `prioridade` before a lower one. New small runs of no higher `prioridade` wait
+until these are lined up. Those of wide runs follow, because they take turns with small ones anyway.
 """
 
 from collections import Counter, deque
@@ -13,25 +13,27 @@ from oraculo.core.run import Changes, RunHead
 from oraculo.engine.send.run_order import FEW
 from oraculo.ports.store import Store, Unsent
 
-MOST = 50_000  # commands that are sorted; the others follow in the store's order
+MOST = 50_000  # commands that are sorted; others follow in the order of the store
 _PAGE = 1000
 
 
 class Backlog:
+    """The sorted unsent commands of a start, and the new small runs that wait for them."""
+
     def __init__(self, store: Store) -> None:
         self._store = store
         self._few: deque[Unsent] = deque()
         self._many: deque[Unsent] = deque()
-        self._lowest = 0  # priority of the few
-        self._since: float | None = None  # runs that were created later wait; None: no run does
-        self._newer: list[Changes] = []  # of these
+        self._lowest = 0  # the lowest priority of the small runs
+        self._since: float | None = None  # runs that were created later wait; None: no run waits
+        self._newer: list[Changes] = []  # the commands of runs that wait
 
     def begin(self, now: float) -> None:
         """Let small runs wait that are created from now on."""
         self._since = now
 
     async def read(self) -> None:
-        """Find what is unsent."""
+        """Find and sort what is unsent."""
         found: list[Unsent] = []
         after = None
         while len(found) < MOST and (page := await self._store.unsent(_PAGE, after)):
@@ -48,7 +50,7 @@ class Backlog:
         self._lowest = min((older[one.run_id].priority for one in self._few), default=0)
 
     def makes_wait(self, changes: Changes) -> bool:
-        """Keep the commands of a new small run until it is their turn. Return whether they are kept."""
+        """Keep the commands of a new small run until their turn. Return whether they are kept."""
         head = changes.run.head
         if self._since is None or head.created_at < self._since or head.priority > self._lowest:
             return False
@@ -62,12 +64,12 @@ class Backlog:
         return not self._few and not self._many
 
     def take(self) -> Sequence[Unsent]:
-        """Return what comes next. Ask again once these are lined up."""
+        """Return the next commands. Ask again when these are lined up."""
         line = self._few or self._many
         return [line.popleft() for _ in range(min(_PAGE, len(line)))]
 
     def release(self) -> Sequence[Changes]:
-        """Return what waited, if the commands of older small runs are lined up. From then on nothing waits."""
+        """Return the runs that waited, if older small ones are lined up. From then on none waits."""
         if self._few:
             return ()
         released, self._newer, self._since = self._newer, [], None

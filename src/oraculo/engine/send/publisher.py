@@ -1,4 +1,4 @@
-"""A line of messages on their way to the broker: runs take turns, a batch at a time, until each is confirmed."""
+"""A line of messages on their way to the broker: one batch at a time, until each is confirmed or refused."""
 
 import asyncio
 from collections import Counter
@@ -14,7 +14,7 @@ from oraculo.ports.clock import Clock
 from oraculo.ports.telemetry import CommandsPublished, PublishFailed, Telemetry
 
 PUBLISHED_TOGETHER = 500
-PUBLISHED_BYTES = 1024 * 1024  # a broker has seconds to confirm a batch, and a link may be slow
+PUBLISHED_BYTES = 1024 * 1024  # a broker has seconds to confirm a batch, and a connection may be slow
 MAX_WAITING = 50_000
 MAX_WAITING_BYTES = 64 * 1024 * 1024
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
@@ -22,17 +22,19 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 Key = tuple[str, int, int, bool]  # run id, task, attempt, whether it is the dead letter
 Entry = tuple[Key, Outgoing]
 _Numbered = tuple[int, Entry]  # in the order in which they were added
-Confirmed = Callable[[Sequence[Key], Sequence[str], float], None]  # which broker took each, and since when it was asked
+Confirmed = Callable[[Sequence[Key], Sequence[str], float], None]  # keys, their brokers, the start of the try
 Refused = Callable[[Sequence[tuple[Entry, BrokerError]]], None]
-StillWanted = Callable[[Sequence[Entry], bool], Awaitable[Sequence[Entry]]]  # and whether they have waited for long
+StillWanted = Callable[[Sequence[Entry], bool], Awaitable[Sequence[Entry]]]  # True: they waited for the broker
 
 
 class PublishLine:
-    """`confirmed` and `refused` are told of what became of each message: a broker that is away is waited for, one that
-    says no to a message does not hold up the others. `still_wanted` is asked before each try: what waits for a broker
-    may be wanted no longer. `refusing`: where queues are noted that did not take something. `holds_back`: whether the
-    engine has too much to decide as it is; the many commands of wide runs then wait until `wake` is called.
-    `known`: where queues are noted that took something."""
+    """Messages that wait for the broker, in the order of their runs.
+
+    `confirmed` and `refused` get the outcome of each message. A broker that is away is waited for; a refused message
+    does not hold up the others. `still_wanted` is asked before each try, because a run may end while its commands wait.
+    `refusing` and `known` note the queues that did not take something and those that did. While `holds_back` returns
+    true the engine has too much to decide, and the commands of wide runs wait until `wake` is called.
+    """
 
     def __init__(
         self,
@@ -56,11 +58,11 @@ class PublishLine:
         self._holds_back = holds_back
         self._known = KnownQueues() if known is None else known
         self._turns: RunOrder[_Numbered] = RunOrder()
-        self._waiting = Counter[str]()  # in turns, by their queues
+        self._waiting = Counter[str]()  # messages in `_turns`, by queue
         self._numbers = count()
         self._under_way: Sequence[_Numbered] = ()  # what the broker is asked to take now
-        self._bytes = 0  # of both
-        self._waited = 0  # whatever has a lower number already waited when the broker was last away
+        self._bytes = 0  # of all that waits or is under way
+        self._waited = 0  # lower numbers waited already when the broker was last away
         self.trouble: str | None = None  # why the broker did not take the last batch
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
@@ -68,20 +70,20 @@ class PublishLine:
 
     @property
     def load(self) -> float:
-        """How full it is, from 0 to 1."""
+        """The part of its room that is taken, from 0 to 1."""
         return max((len(self._turns) + len(self._under_way)) / MAX_WAITING, self._bytes / MAX_WAITING_BYTES)
 
     @property
     def has_more(self) -> bool:
-        """Than what the broker is asked to take now."""
+        """Return whether more waits than the batch that the broker is asked to take now."""
         return bool(self._turns)
 
     def has_waiting(self, queue: str) -> bool:
-        """Return whether it has something for the queue that the broker has not been asked to take yet."""
+        """Return whether a message for the queue waits that the broker was not asked to take yet."""
         return queue in self._waiting
 
     def add(self, key: Key, message: Outgoing, *, age: float = 0.0, is_one_of_many: bool = False) -> None:
-        """`age`: when its run was created."""
+        """Line up a message of a run that was created at `age`."""
         numbered = next(self._numbers), (key, message)
         self._turns.add(key[0], numbered, priority=message.priority, age=age, is_one_of_many=is_one_of_many)
         self._waiting[message.queue] += 1
@@ -94,10 +96,11 @@ class PublishLine:
         self._wake.set()
 
     async def flushed(self) -> None:
-        """Returns when everything that was added is confirmed or refused."""
+        """Return when every added message is confirmed or refused."""
         await self._empty.wait()
 
     async def run(self) -> None:
+        """Publish batch after batch, for ever."""
         while True:
             self._under_way = self._under_way or self._next_batch()
             if not self._under_way:
@@ -121,7 +124,7 @@ class PublishLine:
         return self._waited > 0 and any(number < self._waited for number, _ in self._under_way)
 
     async def _publish(self, batch: Sequence[Entry]) -> None:
-        """Publish until the broker has answered. Meanwhile runs time out by their own deadlines, and say why."""
+        """Publish until the broker answers. Runs time out meanwhile by their own deadlines, and say why."""
         pause = _FIRST_PAUSE
         while batch := await self._still_wanted(batch, self._have_waited):
             started = self._clock.now()
@@ -138,10 +141,10 @@ class PublishLine:
                 receipts = [Receipt(error=error)] * len(batch)
             self._read_receipts(batch, receipts, started)
             break
-        self.trouble = None  # nothing is left that it holds up
+        self.trouble = None  # no message waits for it any more
 
     def _read_receipts(self, batch: Sequence[Entry], receipts: Sequence[Receipt], started: float) -> None:
-        """Report what was taken and what was not. A queue that is full holds up no other."""
+        """Report what was taken and what was not. A full queue holds up no other."""
         self._note_queues(batch, receipts)
         outcomes = list(zip(batch, receipts, strict=True))
         refused = [(entry, receipt.error) for entry, receipt in outcomes if receipt.error is not None]
@@ -161,7 +164,9 @@ class PublishLine:
         self._known.add(works)
         now = asyncio.get_running_loop().time()
         for queue, error in last.items():
-            if error is not None and not isinstance(error, MessageTooLarge):  # which says nothing of its queue
+            if error is not None and not isinstance(
+                error, MessageTooLarge
+            ):  # a large message says nothing about its queue
                 self._refusing.note([queue], str(error), now)
 
 

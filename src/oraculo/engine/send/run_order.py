@@ -1,7 +1,7 @@
-"""Turns between runs: in which order the commands that wait go out.
+"""The order in which waiting commands go out: small runs first, and wide runs in turns.
 
-The few commands of a small run go before the many of a wide one, and wide runs take turns. Every second place is for
-the wide ones, so that any number of small runs cannot keep them waiting. In both, a higher `prioridade` goes first.
+Every second place is for wide runs, so that any number of small ones cannot keep them waiting. In both, a higher
+`prioridade` goes first.
 """
 
 from collections import deque
@@ -10,14 +10,14 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Generic, TypeVar
 
-FEW = 50  # commands that one commit may send and that count as a small run's
+FEW = 50  # commands of one commit that count as those of a small run
 TURN = 20  # commands of a wide run that go out together
 
 T = TypeVar("T")
 
 
 class _Share(Generic[T]):
-    """What waits of one wide run."""
+    """A wide run's waiting items, and what is left of its turn."""
 
     __slots__ = ("items", "left", "run_id")
 
@@ -28,7 +28,7 @@ class _Share(Generic[T]):
 
 
 class RunOrder(Generic[T]):
-    """Items that wait, each of a run. The few go by priority, then by the age of their run."""
+    """Items that wait, each of a run. Those of small runs go by priority, then by the age of the run."""
 
     def __init__(self) -> None:
         self._few: list[tuple[int, float, int, T]] = []  # a heap
@@ -42,7 +42,7 @@ class RunOrder(Generic[T]):
         return self._length
 
     def add(self, run_id: str, item: T, *, priority: int = 0, age: float = 0.0, is_one_of_many: bool = False) -> None:
-        """`age`: when the run was created."""
+        """Add an item of a run that was created at `age`."""
         self._length += 1
         if not is_one_of_many:
             heappush(self._few, (-priority, age, next(self._numbers), item))
@@ -54,7 +54,7 @@ class RunOrder(Generic[T]):
         share.items.append(item)
 
     def take(self, most: int, room: float, size_of: Callable[[T], int], *, few_only: bool = False) -> list[T]:
-        """Take up to `most` items, of up to `room` together; the first fits always."""
+        """Take up to `most` items that fit into `room` together; the first always fits."""
         taken: list[T] = []
         while len(taken) < most and (self._few or (self._many and not few_only)):
             is_of_many = bool(self._many) and not few_only and (self._is_turn_of_many or not self._few)
