@@ -288,7 +288,7 @@ async def test_a_worker_that_reads_beside_a_queue_of_nats_fails_and_nothing_stay
 
             await client.subscribe(queue, cb=work)
             await client.flush()
-            report = await play(ours, settings.broker.prefix)
+            report = await play(ours, settings.broker.prefix, timeout=WAITED)
         verdict = report.verdicts[-1]
         assert (verdict.name, verdict.state) == ("acked", "erro"), report.verdicts
         assert f"still wait in {queue}: the worker reads beside the queue" in verdict.detail

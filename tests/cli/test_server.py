@@ -165,7 +165,7 @@ def test_who_submitted_and_waits_sits_out_a_restart(start: Start) -> None:
 
 def test_a_server_that_does_not_come_back_in_the_wait_leaves_the_runs_id_and_1(start: Start) -> None:
     dev = start("dev", "--no-samples")
-    with submitting(dev.url, 8) as (waiting, run_id):
+    with submitting(dev.url, 4) as (waiting, run_id):
         assert dev.stop() == 0
         told, errors = waiting.communicate(timeout=60)
     assert (waiting.returncode, told) == (1, f"run {run_id} em_execucao\n")

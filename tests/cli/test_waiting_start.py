@@ -97,7 +97,7 @@ def test_health_is_answered_while_the_disk_is_full_and_work_is_taken_once_it_is_
 
 @pytest.mark.parametrize(("command", "status"), [("serve", 2), ("uvicorn", -signal.SIGTERM)])
 def test_a_store_that_stays_away_ends_the_server_once_patience_ends(command: str, status: int, begin: Begin) -> None:
-    server = begin(COMMANDS[command], ORACULO_STORE_PATIENCE="3")
+    server = begin(COMMANDS[command], ORACULO_STORE_PATIENCE="1")
     assert server.answer_to("/health").status_code == 200
     _, errors = server.process.communicate(timeout=30)
     assert server.process.returncode == status

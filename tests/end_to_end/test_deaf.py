@@ -100,7 +100,7 @@ async def test_a_paused_consumer_of_nats_is_named_and_no_worker_is_blamed(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("oraculo.core.explain._SLOW", 0.0)
-    url, request = fleet.url("nats"), {"destinos": ["executador_x"], "payload": {}, "timeout": 20}
+    url, request = fleet.url("nats"), {"destinos": ["executador_x"], "payload": {}, "timeout": 8}
     async with Stage(settings_for(url, silence=0.5), recording_app(Journal(), ("executador_x",))) as oraculo:
         assert isinstance(oraculo.broker, LivenessBroker)
         monkeypatch.setattr(oraculo.broker, "_patience", 1.0)
@@ -120,7 +120,7 @@ async def test_a_paused_consumer_of_nats_is_named_and_no_worker_is_blamed(
         assert not health.is_ready
         assert (health.parts["broker nats"] or "").endswith(f"; {answers}: {paused}")
         motive = (await oraculo.ended(run_id, wait=45))["falhas"]["executador_x"]["motivo"]
-        assert motive == f"no answer in 20 s; ORÁCULO itself heard nothing on queue resultados ({paused})"
+        assert motive == f"no answer in 8 s; ORÁCULO itself heard nothing on queue resultados ({paused})"
         await pause(url, answers, datetime.now(UTC) - timedelta(hours=1))
         assert (await oraculo.run(request, wait=45))["status"] == "concluida"
 
@@ -131,7 +131,7 @@ async def test_a_paused_consumer_of_a_workers_queue_is_named(fleet: Fleet) -> No
         queue, resumes_at = oraculo.engine.names.physical("executador_x"), datetime.now(UTC) + timedelta(hours=1)
         await oraculo.broker.declare([queue])
         await pause(url, queue, resumes_at)
-        run_id = await oraculo.submit({"destinos": ["executador_x"], "payload": {}, "timeout": 5})
+        run_id = await oraculo.submit({"destinos": ["executador_x"], "payload": {}, "timeout": 3})
         paused = f"its consumer is paused at the server until {to_iso(resumes_at.timestamp())}"
 
         async def is_named() -> bool:
@@ -140,7 +140,7 @@ async def test_a_paused_consumer_of_a_workers_queue_is_named(fleet: Fleet) -> No
 
         await until(is_named)
         motive = (await oraculo.ended(run_id))["falhas"]["executador_x"]["motivo"]
-        assert motive == f"no answer in 5 s; nobody was given what is in queue executador_x ({paused})"
+        assert motive == f"no answer in 3 s; nobody was given what is in queue executador_x ({paused})"
 
 
 async def swallow(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
