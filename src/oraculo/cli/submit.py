@@ -111,13 +111,14 @@ def _wait_for_end(
 
     A server waits only up to its own limit, and not while it stops.
     """
-    status = 202
+    status, has_asked = 202, False
     trouble: OraculoError | None = None
     while status != 200 and (left := deadline - time.monotonic()) > 0:
         asked_at = time.monotonic()
         try:
-            if trouble is not None:  # a server that lost its runs must not start another
+            if has_asked:  # a server that lost its runs must not start another
                 server.get(run_path(answer["correlation_id"]))
+            has_asked = True
             headers["Prefer"] = f"wait={left:.0f}" if left >= 1 else "wait=1"
             status, answer = server.post_waiting(_PATH, body, headers, left)
             trouble = None
