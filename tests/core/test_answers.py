@@ -302,12 +302,14 @@ def test_the_prefix_does_not_change_which_name_counts_first() -> None:
 
 
 def test_a_name_in_the_payload_that_nothing_has_is_told() -> None:
-    assert "'tiktok' in its payload is none of its destinations; open were" in str(read(three(), {"fonte": "tiktok"}))
+    assert "'tiktok' in its payload is not one of its destinations; open were" in str(
+        read(three(), {"fonte": "tiktok"})
+    )
 
 
 def test_ambiguity_is_told_with_what_was_open() -> None:
     assert read(three(), {"dados": []}) == (
-        "no task of run abc123 could be told for this resultado_coleta: the message does not tell which; "
+        "no task of run abc123 fits this resultado_coleta: it does not name one; "
         "open were: escavador_youtube, escavador_blog, executador_relatorio"
     )
 
@@ -364,7 +366,7 @@ def test_a_queue_of_many_is_settled_when_only_one_of_it_is_open() -> None:
 def test_a_queue_of_many_none_of_which_was_sent_yet_settles_nothing() -> None:
     later = [{"type": "t", "id": f"a{n}", "queue": "escavador_a", "dependsOn": ["escavador_x"]} for n in (1, 2)]
     told = read(flow("escavador_x", *later).sent(), {"destino": "escavador_a"})
-    assert str(told).endswith("the message does not tell which; open were: escavador_x")
+    assert str(told).endswith("it does not name one; open were: escavador_x")
 
 
 def test_an_answer_that_names_one_destination_is_never_given_to_another() -> None:

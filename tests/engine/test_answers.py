@@ -328,7 +328,7 @@ async def test_an_answer_of_the_wrong_kind_is_told_the_right_one() -> None:
         run_id = await oraculo.submit({"destinos": ["executador_a", "executador_b"]})
         await sent(oraculo, run_id)
         await oraculo.publish("resultados", answer(run_id, tipo_evento="resultado_coleta"))
-        assert "those that are open answer with resultado_execucao" in (await one_letter(oraculo)).reason
+        assert "open tasks answer with resultado_execucao" in (await one_letter(oraculo)).reason
 
 
 async def test_the_same_request_twice_by_the_queue_is_one_run() -> None:

@@ -1,4 +1,4 @@
-"""The one answer that a run gives: a function of its tasks' states."""
+"""The aggregate of a run and its end status, both a function of its tasks' states."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def end_status(run: Run) -> RunStatus:
-    """The status of a run in which no task is open; of another, the one that it ends with if nobody answers."""
+    """Return the end status of a run. For an open run, it is the status if nobody answers any more."""
     head = run.head
     if head.succeeded == head.total:
         return RunStatus.SUCCEEDED
@@ -29,15 +29,15 @@ def end_status(run: Run) -> RunStatus:
 
 
 def _required_status(run: Run) -> RunStatus | None:
-    """A required step that failed for good decides; a skipped one only tells what its dependency did."""
-    ahead = _deadlines_ahead(run) if run.open_tasks else ()  # no late answer to an ended run looks at all tasks
+    """Return the status that the required steps force, if any. A skipped step forces none; its dependency does."""
+    ahead = _deadlines_ahead(run) if run.open_tasks else ()  # an ended run needs no look at all its tasks
     if run.required_failed or Cause.TASK_DEADLINE in ahead:
         return RunStatus.FAILED
     return RunStatus.TIMED_OUT if run.required_timed_out or Cause.RUN_DEADLINE in ahead else None
 
 
 def _deadlines_ahead(run: Run) -> set[Cause]:
-    """Of the required tasks that are open; not of what waits for another task, which would be skipped."""
+    """Return the deadlines that close required tasks. A task that waits for another would be skipped instead."""
     steps = run.plan.steps
     waiting = (task for task in run.tasks if task.is_open and not task.missing and not steps[task.number].optional)
     return {_deadline_ahead(run, task) for task in waiting}
@@ -49,7 +49,7 @@ def _deadline_ahead(run: Run, task: Task) -> Cause:
 
 
 def duration_ms(since: float, until: float) -> int:
-    return max(0, round((until - since) * 1000))  # a clock may have been set back
+    return max(0, round((until - since) * 1000))  # the clock may have been set back
 
 
 def summary(head: RunHead) -> dict[str, int]:
@@ -64,7 +64,7 @@ def summary(head: RunHead) -> dict[str, int]:
 
 
 def aggregate(run: Run) -> dict[str, Any]:
-    """The aggregate of an ended run. Payloads are `msgspec.Raw`: they are handed on exactly as they came."""
+    """Return the aggregate of an ended run. Payloads are `msgspec.Raw`, so they leave exactly as they came."""
     head = run.head
     results: dict[str, msgspec.Raw] = {}
     failures: dict[str, dict[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""Reading a worker's answer: did it fail, and which task is it about."""
+"""The reading of a worker's answer: which task it is about, and whether it failed."""
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,13 +20,13 @@ SUCCESS_WORD = "ok"
 FAILURE_WORDS = frozenset({"erro", "error", "falha", "failed", "failure"})
 _MAX_REASON = 500
 _OTHER_KIND = {naming.COLLECTED: naming.EXECUTED, naming.EXECUTED: naming.COLLECTED}
-_NAMED = 10  # open tasks that a reason names
-_CLOCKS_AGREE = 1.0  # seconds within which they do
+_MAX_NAMED = 10  # open tasks in a reason
+_CLOCKS_DIFFER = 1.0  # seconds, at most, between two clocks that agree
 
 
 class _Reply(msgspec.Struct):
-    """The fields of an answer's payload that mean something to the orchestrator. Any type is let through: a worker
-    that writes an odd `status` must not have its answer refused."""
+    """The fields of an answer's payload that the orchestrator reads. They take any type, because an odd `status` is no
+    reason to refuse an answer."""
 
     status: Any = None
     erros: Any = None
@@ -54,9 +54,11 @@ def read_answer(
     redelivered: bool = False,
     tracebacks: bool = True,
 ) -> Event | str:
-    """The event that the message means for this run, or, in words, why no task could be found for it. `prefix`: what
-    the installation puts before the names of its queues, and a worker may know its own by. `now`: when it came.
-    `tracebacks`: whether they are kept."""
+    """Return the event that a message means for this run, or why no task was found for it.
+
+    `prefix` is the installation's prefix of queue names, with which a worker may name its queue. `now` is the moment at
+    which the message came. `tracebacks` keeps the traceback of a failure.
+    """
     payload = bytes(message.payload)
     try:
         reply = _read_reply(payload)
@@ -71,7 +73,7 @@ def read_answer(
     if message.tipo_evento == naming.PROGRESS:
         return Progressed(number, _percent(reply.percentual), _text(reply.mensagem), attempt)
     if not has_failed(reply.status, reply.erros):
-        is_named = message.tarefa in run.plan.by_id  # then it is found again without a mark
+        is_named = message.tarefa in run.plan.by_id  # a repeat finds its task by this name and needs no mark
         return Answered(number, attempt, payload, mark=0 if is_named else _mark_of(message))
     reason = _reason(reply)
     doubt = _doubt(run, number, reason, now)
@@ -92,13 +94,13 @@ def read_answer(
 def _read_reply(payload: bytes) -> _Reply:
     try:
         return _reply_decoder.decode(payload)
-    except msgspec.DecodeError:  # a number that no double holds, say: it must not cost the fields that can be read
+    except msgspec.DecodeError:  # one bad field, such as a number that no double holds, must not hide the others
         fields = _fields_decoder.decode(payload)
     return _Reply(**{name: _value(fields[name]) for name in _Reply.__struct_fields__ if name in fields})
 
 
 def _value(raw: msgspec.Raw) -> Any:
-    """A list stays one, whatever is in it: that there are `erros` makes an answer a failure."""
+    """Return a value, or its text. A list stays a list, because `erros` of any kind make an answer a failure."""
     try:
         return msgspec.json.decode(raw)
     except msgspec.DecodeError:
@@ -125,7 +127,7 @@ def has_failed(status: object, errors: object) -> bool:
 
 
 def is_result_payload(value: Mapping[Any, Any]) -> bool:
-    """Return whether a mapping reads as an answer's payload: its `status` is one, or it has only `erros`."""
+    """Return whether a mapping is an answer's payload: it has a known `status`, or only `erros`."""
     status, errors = value.get("status"), value.get("erros")
     if status is None:
         return isinstance(errors, list | tuple) and bool(errors)
@@ -139,7 +141,7 @@ def failure_reason(payload: bytes) -> str | None:
 
 
 def is_failure(payload: bytes) -> bool:
-    """Whether an answer with this payload is one; also when it cannot be told."""
+    """Return whether this payload is a failure. One that cannot be read counts as a failure."""
     try:
         reply = _read_reply(payload)
     except (msgspec.DecodeError, RecursionError):
@@ -148,18 +150,21 @@ def is_failure(payload: bytes) -> bool:
 
 
 def _mark_of(message: Message) -> int:
-    """Tells it from others; never 0."""
+    """Return a hash that identifies the message, and is never 0."""
     return zlib.crc32(message.payload, zlib.crc32(message.timestamp.encode())) | 1
 
 
 def _find_task(run: Run, message: Message, names: Sequence[str], redelivered: bool) -> int | None:
-    """Where `tarefa` does not tell: by a name in the payload, or the only task that awaits such an answer."""
+    """Return the task of an answer without a known `tarefa`.
+
+    A name in the payload decides, or else the only task that awaits such an answer.
+    """
     named = [found for name in names if (found := _named(run, name, message.tipo_evento))]
     mark = _mark_of(message) if redelivered else None
     for numbers in named:
         if (number := _one_of(run, numbers, mark)) is not None:
             return number
-    if named:  # it said whose it is: it must not be taken for the answer of another destination
+    if named:  # the payload names a destination, so the answer belongs to no other
         return None
     if message.tipo_evento == naming.PROGRESS:
         kinds = [numbers for numbers in run.awaited.values() if numbers]
@@ -170,12 +175,12 @@ def _find_task(run: Run, message: Message, names: Sequence[str], redelivered: bo
     of_kind = (number for number, collects in enumerate(run.plan.is_collector) if collects is kind)
     if (number := _counted_for(run, of_kind, mark)) is not None:
         return number
-    # With nothing awaited it is late or a repeat, and can only be of the one task that ever awaited its kind.
+    # When nothing is awaited, the answer is late or a repeat, and only the sole task of its kind can have it.
     return _only(run.awaited[kind]) if run.awaited[kind] else run.plan.only_of_kind[kind]
 
 
 def _counted_for(run: Run, numbers: Iterable[int], mark: int | None) -> int | None:
-    """The task that had this very message before: its ack was lost, and another may be awaited now."""
+    """Return the task that had this very message before. Its ack was lost, and another task may be awaited now."""
     return None if mark is None else next((number for number in numbers if run.tasks[number].mark == mark), None)
 
 
@@ -185,13 +190,15 @@ def _names(reply: _Reply, prefix: str) -> list[str]:
 
 
 def _named(run: Run, name: str, event: str) -> Sequence[int]:
-    """A name that a worker only echoes, as a processor does the `fonte` it was given, does not make the answer
-    another's: the destination must be of the kind that answers with this event."""
+    """Return the tasks of a destination that answers with this event.
+
+    A processor may echo the `fonte` of its command, which names a collector and not its own task.
+    """
     return run.plan.named(name, collects=None if event == naming.PROGRESS else event == naming.COLLECTED)
 
 
 def _one_of(run: Run, numbers: Sequence[int], mark: int | None) -> int | None:
-    """Of the tasks of one destination, its only one, the one that had this answer, or the only one that awaits one."""
+    """Return the task of a destination: its only one, the one that had this answer, or the only one awaited."""
     if len(numbers) == 1:
         return numbers[0]
     if (number := _counted_for(run, numbers, mark)) is not None:
@@ -203,30 +210,30 @@ def _only(numbers: set[int]) -> int | None:
     return next(iter(numbers)) if len(numbers) == 1 else None
 
 
-def _attempt(run: Run, number: int, told: int | None) -> int | None:
-    """An attempt that was never made tells nothing; nor may a number of any size reach the store."""
-    return told if told is not None and told <= run.tasks[number].attempt else None
+def _attempt(run: Run, number: int, given: int | None) -> int | None:
+    """Return the attempt of an answer, or None for one that was never made, which may be too large for the store."""
+    return given if given is not None and given <= run.tasks[number].attempt else None
 
 
 def _why_not_found(run: Run, message: Message, names: Sequence[str]) -> str:
-    numbers = sorted(islice(chain(run.awaited[True], run.awaited[False]), _NAMED))
+    numbers = sorted(islice(chain(run.awaited[True], run.awaited[False]), _MAX_NAMED))
     awaited = [run.plan.steps[number].id for number in numbers]
     total = len(run.awaited[True]) + len(run.awaited[False])
     more = f" and {total - len(awaited)} more" if total > len(awaited) else ""
     waiting = f"open were: {', '.join(awaited)}{more}" if awaited else "none was open"
-    told = _told_of(run, message, names)
-    return f"no task of run {run.id} could be told for this {message.tipo_evento}: {told}; {waiting}"
+    problem = _name_problem(run, message, names)
+    return f"no task of run {run.id} fits this {message.tipo_evento}: {problem}; {waiting}"
 
 
-def _told_of(run: Run, message: Message, names: Sequence[str]) -> str:
+def _name_problem(run: Run, message: Message, names: Sequence[str]) -> str:
     if message.tarefa:
         return f"{naming.shown(message.tarefa)} is not one of its tasks"
     if names and not any(map(run.plan.named, names)):
-        return f"{naming.shown(names[0])} in its payload is none of its destinations"
+        return f"{naming.shown(names[0])} in its payload is not one of its destinations"
     collects = message.tipo_evento == naming.COLLECTED
     if message.tipo_evento in naming.ANSWER_EVENTS and run.awaited[not collects] and not run.awaited[collects]:
-        return f"it says no tarefa, and those that are open answer with {_OTHER_KIND[message.tipo_evento]}"
-    return "the message does not tell which"
+        return f"it has no tarefa, and the open tasks answer with {_OTHER_KIND[message.tipo_evento]}"
+    return "it does not name one"
 
 
 def _reason(reply: _Reply) -> str:
@@ -237,12 +244,14 @@ def _reason(reply: _Reply) -> str:
 
 
 def _doubt(run: Run, number: int, reason: str, now: float) -> str | None:
-    """A worker whose clock is ahead refuses commands that have time enough: another may not, so they are tried again,
-    and it is said whose clock is to be looked at."""
+    """Return the reason of a refusal that came too early, because the worker's clock is ahead.
+
+    Such a command is tried again, because another worker may accept it.
+    """
     left = deadline_of(run, run.tasks[number]) - now
-    if reason != NOT_IN_TIME or left < _CLOCKS_AGREE:
+    if reason != NOT_IN_TIME or left < _CLOCKS_DIFFER:
         return None
-    return f"{reason} by the clock of its worker, {left:.0f} s too early: let the clocks of all machines be set by NTP"
+    return f"{reason} by the clock of its worker, {left:.0f} s too early: set the clocks of all machines by NTP"
 
 
 def _traceback(reply: _Reply) -> str | None:

@@ -1,4 +1,4 @@
-"""Much in parts of a bounded size."""
+"""Splitting of many items into parts of a bounded size."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
@@ -7,8 +7,10 @@ Item = TypeVar("Item")
 
 
 def slices(items: Iterable[Item], size_of: Callable[[Item], int], most: int) -> Iterator[list[Item]]:
-    """In their order, each part as large as `most` or a little larger. `items` may be made one by one: a part is given
-    out before the next is asked for."""
+    """Yield the items in order, in parts whose size just reaches `most`.
+
+    Each part is yielded before the next item is taken, so `items` may be a generator.
+    """
     part: list[Item] = []
     size = 0
     for item in items:
@@ -22,5 +24,5 @@ def slices(items: Iterable[Item], size_of: Callable[[Item], int], most: int) -> 
 
 
 def pages(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
-    """So many at a time."""
+    """Return the items in parts of `size` items."""
     return (items[start : start + size] for start in range(0, len(items), size))

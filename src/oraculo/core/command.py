@@ -1,4 +1,4 @@
-"""The command that a task sends to its queue."""
+"""The command of a task: its message and its payload."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -16,8 +16,7 @@ _encoder = msgspec.json.Encoder()
 _EMPTY = msgspec.Raw(b"{}")
 _NONE: Mapping[str, bytes] = MappingProxyType({})
 
-# What commands that are sent together hand on, as it is written, by the tasks that it comes from: it may be the same
-# for many of them.
+# The encoded results that commands pass on, by the tasks they come from. Many commands of a batch share them.
 Written = dict[tuple[int, ...], msgspec.Raw]
 
 
@@ -25,7 +24,7 @@ class _EntryParameters(msgspec.Struct):
     parametros: msgspec.Raw = NO_JSON
 
 
-# Values stay unparsed: one that Python cannot hold (1e999) is handed on as it came.
+# Values stay unparsed, so that one that Python cannot hold (1e999) passes unchanged.
 _parameters = msgspec.json.Decoder(_EntryParameters)
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -38,8 +37,10 @@ def encode_command(
     results: Mapping[str, bytes] = _NONE,
     written: Written | None = None,
 ) -> bytes:
-    """The message of the task's present attempt: the same bytes each time but for `timestamp`. `results`, by their
-    task's id, are handed on in place of the references to them; of commands without any, `written` is shared."""
+    """Return the message of the task's present attempt, the same each time but for `timestamp`.
+
+    `results`, by task id, replace the references to them. Commands without such results share `written`.
+    """
     step = run.plan.steps[task.number]
     return encode_message(
         Message(
@@ -59,7 +60,7 @@ def encode_command(
 
 
 def deadline_of(run: Run, task: Task) -> float:
-    """When the task's answer is late."""
+    """Return the moment after which the task's answer is late."""
     return run.head.deadline if task.deadline is None else min(task.deadline, run.head.deadline)
 
 
@@ -68,15 +69,15 @@ def _payload(run: Run, task: Task, results: Mapping[str, bytes], written: Writte
     if run.plan.kind is Kind.FAN_OUT:
         return step.payload or msgspec.Raw(run.payload)
     sources = run.plan.dependencies[task.number]
-    handed_on: object
+    passed_on: object
     if written is None:
-        handed_on = _results_of(run, sources, results)
-    elif (handed_on := written.get(sources)) is None:
-        handed_on = written[sources] = msgspec.Raw(_encoder.encode(_results_of(run, sources, results)))
+        passed_on = _results_of(run, sources, results)
+    elif (passed_on := written.get(sources)) is None:
+        passed_on = written[sources] = msgspec.Raw(_encoder.encode(_results_of(run, sources, results)))
     payload: dict[str, Any] = {
         "config": step.config or _EMPTY,
         "entrada": msgspec.Raw(run.payload),
-        "resultados": handed_on,
+        "resultados": passed_on,
     }
     if run.plan.is_collector[task.number]:
         payload["fonte"] = naming.source_of(step.queue)
@@ -93,7 +94,7 @@ def _results_of(run: Run, sources: tuple[int, ...], results: Mapping[str, bytes]
 
 
 def _collector_parameters(entry: bytes, config: msgspec.Raw) -> dict[str, msgspec.Raw]:
-    """The run payload's `parametros`, overlaid by the step's `config`."""
+    """Return the run payload's `parametros`, overlaid by the step's `config`."""
     given = _parameters.decode(entry).parametros
     parameters = _object.decode(given) if bytes(given).startswith(b"{") else {}
     return parameters | (_object.decode(config) if config else {})

@@ -1,6 +1,6 @@
-"""What can happen to a run. Frozen, and valid once built: the machine trusts them.
+"""The events of a run and the verdicts on them. An event is frozen and valid, so the state machine trusts it.
 
-An event names its task by number; `core.answer` finds the number of a worker's answer.
+An event names its task by number. `core.answers` finds the number for a worker's answer.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ import msgspec
 
 from oraculo.core.phase import Looks
 
-Untaken = Mapping[str | None, str]  # by queue, why its commands are not taken now; under None, why those of any are not
+Untaken = Mapping[str | None, str]  # by queue, why its commands are not taken now; None stands for every queue
 _NOTHING: Untaken = MappingProxyType({})
 _UNSEEN: Looks = MappingProxyType({})
 
@@ -32,17 +32,17 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
 
 class Sent(Event, frozen=True, gc=False):
-    """The broker confirmed the command of this attempt or, with `dead_letter`, the dead letter of a failed task."""
+    """A broker confirmed the command of this attempt or, with `dead_letter`, the dead letter of a failed task."""
 
     task: int
     attempt: int
     dead_letter: bool = False
     via: str | None = None  # the broker that took it
-    at: float | None = None  # when it did
+    at: float | None = None  # the moment it did
 
 
 class Unsendable(Event, frozen=True, gc=False):
-    """No broker will ever take the command of this attempt: the same bytes would be refused again."""
+    """No broker takes the command of this attempt, now or later."""
 
     task: int
     attempt: int
@@ -50,17 +50,18 @@ class Unsendable(Event, frozen=True, gc=False):
 
 
 class BrokerLost(Event, frozen=True, gc=False):
-    """What this broker took may never arrive: commands in work are sent again or, with `dead_letters`, those, because
-    it lost its memory and not just its connection."""
+    """A broker was lost, so its commands are sent again. With `dead_letters` it lost its memory, and they are, too."""
 
     via: str | None
     dead_letters: bool = False
-    before: float | None = None  # only what it took until then: what came later was sent anew already
+    before: float | None = None  # only what it took until this moment; the rest has been sent again
 
 
 class Answered(Event, frozen=True, gc=False):
-    """A worker answered. `attempt` is None when it did not say which; then, when the broker delivers again, `mark`
-    tells whether this is the failure that was counted last."""
+    """A worker answered. `attempt` is None when the answer does not name it.
+
+    Then `mark` identifies the failure that was counted last, should the broker deliver it again.
+    """
 
     task: int
     attempt: int | None
@@ -75,7 +76,7 @@ class Answered(Event, frozen=True, gc=False):
 
 
 class Progressed(Event, frozen=True, gc=False):
-    """A worker told how far it is. `attempt` is None when it did not say at which."""
+    """A worker reported progress. `attempt` is None when the report does not name it."""
 
     task: int
     percent: float | None
@@ -84,8 +85,10 @@ class Progressed(Event, frozen=True, gc=False):
 
 
 class TaskDue(Event, frozen=True, gc=False):
-    """The task's timer rang: its retry is due, or its deadline has come. `looks`: its queue, as it was a moment ago.
-    `unheard`: why the engine itself hears no answers."""
+    """The task's timer rang: its retry is due, or its deadline has come.
+
+    `looks` holds the state of its queue a moment ago, `unheard` why the engine itself hears no answers.
+    """
 
     task: int
     untaken: Untaken = _NOTHING
@@ -94,7 +97,7 @@ class TaskDue(Event, frozen=True, gc=False):
 
 
 class RunDue(Event, frozen=True, gc=False):
-    """The run's timer rang: its deadline has come, or a delivery is due. `looks`: as a task's timer has them."""
+    """The run's timer rang: its deadline has come, or a delivery is due. Its fields are those of TaskDue."""
 
     untaken: Untaken = _NOTHING
     looks: Looks = _UNSEEN
@@ -102,20 +105,24 @@ class RunDue(Event, frozen=True, gc=False):
 
 
 class Cancelled(Event, frozen=True, gc=False):
+    """An operator cancelled the run."""
+
     reason: str = "cancelled on request"
 
 
 class Repeated(Event, frozen=True, gc=False):
-    """Run again what did not succeed, keeping what did."""
+    """An operator asked to run again every task that did not succeed (`repetir`)."""
 
 
 class Redriven(Event, frozen=True, gc=False):
-    """The command of this task was taken out of the dead letters to be tried again."""
+    """An operator took the command of this task out of the dead letters, to try it again."""
 
     task: int
 
 
 class DeadLetterDiscarded(Event, frozen=True, gc=False):
+    """An operator discarded the dead letter of this task."""
+
     task: int
 
 
@@ -127,14 +134,16 @@ class Delivered(Event, frozen=True, gc=False):
 
 
 class DeliveryFailed(Event, frozen=True, gc=False):
+    """An attempt to deliver the aggregate failed."""
+
     channel: int
     edition: int
     reason: str
-    retry_at: float | None = None  # None: given up
+    retry_at: float | None = None  # None when no attempt is left
 
 
 class DeliveryMoved(Event, frozen=True, gc=False):
-    """Whoever had the delivery until `due_at` keeps it until `until`: it is attempted now, or waits for its turn."""
+    """The engine that leases a delivery until `due_at` extends the lease to `until`."""
 
     channel: int
     edition: int

@@ -1,4 +1,4 @@
-"""One sentence that says why a run is not finished: what it waits for, until when, and what happens then."""
+"""The explanation of a run: a sentence that says what it waits for, until when, and what happens then."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,31 +13,31 @@ from oraculo.pipeline.definition import Kind, Step
 from oraculo.wire.naming import ANSWERS, dlq_of
 from oraculo.wire.timestamps import in_words, to_iso
 
-NAMED = 3  # tasks
+NAMED = 3  # tasks in a sentence
 _NONE: Mapping[str, str] = MappingProxyType({})
 _CONTROLS = dict.fromkeys(code for code in (*range(32), *range(127, 160)) if not chr(code).isspace())
-_LOGIN = re.compile(r"(?<=://)[^/?#\s]*@")  # of a URL
+_LOGIN = re.compile(r"(?<=://)[^/?#\s]*@")  # the user and password in a URL
 
 
 class Audience(NamedTuple):
-    """Of a queue, as its broker tells."""
+    """The state of a queue and its consumers, as its broker reports it."""
 
-    consumers: int | None  # None: it does not tell
-    held: int | None  # messages that somebody took and has not settled; None: not known
-    ready: int = 0  # messages that wait for somebody to take them
+    consumers: int | None  # None when the broker does not say
+    held: int | None  # messages that somebody took and has not settled; None when not known
+    ready: int = 0  # messages that nobody has taken
     dead_letters: int = 0
-    own_letters: Mapping[int, str] | None = None  # why the commands of these tasks are among them; None: not known
-    at: Mapping[str, "Audience"] = MappingProxyType({})  # of several brokers, each one's
-    delayed: int = 0  # those of `ready` that nobody is to take yet
-    is_bridged: bool = False  # a bridge reads it, and hands the commands on to where they wait for others
-    beyond: Mapping[str, Beyond] = MappingProxyType({})  # how it is there, by the destination's URL; as far as known
-    paused: str | None = None  # why nobody is given its messages
-    meant: str | None = None  # a queue with a similar name that somebody serves, while nobody serves this one
-    is_to_blame: bool = True  # whoever took a message and was not heard of; not where the engine itself hears nothing
+    own_dead_letters: Mapping[int, str] | None = None  # by task, why its command is a dead letter; None when not known
+    at: Mapping[str, "Audience"] = MappingProxyType({})  # by broker, when there are several
+    delayed: int = 0  # those of `ready` that are not due yet
+    is_bridged: bool = False  # a bridge reads it and passes the commands on to another system
+    beyond: Mapping[str, Beyond] = MappingProxyType({})  # by URL, the known state of the queue in that system
+    paused: str | None = None  # why the broker delivers none of its messages
+    meant: str | None = None  # a queue with a similar name that has consumers, when this one has none
+    is_to_blame: bool = True  # False when the engine itself hears nothing, so that a silent worker proves nothing
 
 
 _UNKNOWN = Audience(None, 0)
-_SLOW = 10.0  # seconds since it was sent, after which, where no progress is told, it is told where it may be
+_SLOW = 10.0  # seconds without progress after which the sentence says where the command may be
 
 
 def explain(
@@ -50,10 +50,15 @@ def explain(
     missing: Sequence[str] = (),
     standstill: str | None = None,
 ) -> str:
-    """`audiences`: of the queues of which it is known. `troubles`: the brokers and queues that cannot be used now, and
-    why. `refusals`: the queues that did not take the run's commands, and why: it may be the command that is wrong.
-    `refused_answers`: why each of the run's latest was put aside. `missing`: what is not here and the run may need, in
-    words. `standstill`: why nothing is decided now, not even that a deadline has passed."""
+    """Return the sentence that explains the state of a run.
+
+    `audiences`: the known states of its queues.
+    `troubles`: why a broker or queue cannot be used now.
+    `refusals`: why a queue did not take the run's commands. The command itself may be wrong.
+    `refused_answers`: why the run's latest answers went to the dead letters.
+    `missing`: what the run may need and this installation lacks, in words.
+    `standstill`: why the engine decides nothing now, not even that a deadline has passed.
+    """
     refused = _what_was_refused(refused_answers)
     if not run.is_open:
         return _why_ended(run, now, audiences, refused)
@@ -63,9 +68,9 @@ def explain(
 def _why_open(run: Run, now: float, audiences: Mapping[str, Audience], away: str) -> str:
     open_tasks = [task for task in run.tasks if task.is_open]
     active = [task for task in open_tasks if not task.missing]
-    told = [_task_state(run, task, now, audiences) for task in active[:NAMED]]
+    states = [_task_state(run, task, now, audiences) for task in active[:NAMED]]
     if len(active) > NAMED:
-        told.append(f"{len(active) - NAMED} more")
+        states.append(f"{len(active) - NAMED} more")
     blocked = len(open_tasks) - len(active)
     behind = (
         f"; {_count(blocked, 'task')} behind {'it' if len(active) == 1 else 'them'} cannot start before"
@@ -74,7 +79,7 @@ def _why_open(run: Run, now: float, audiences: Mapping[str, Audience], away: str
     )
     return (
         f"Run {run.id} has {len(open_tasks)} of {_count(run.head.total, 'task')} open and waits for "
-        f"{_join(told)}{behind}{away}; {_what_then(run, now, active)}."
+        f"{_join(states)}{behind}{away}; {_what_then(run, now, active)}."
     )
 
 
@@ -113,21 +118,23 @@ def _task_state(run: Run, task: Task, now: float, audiences: Mapping[str, Audien
 
 
 def _whereabouts(queue: str, audience: Audience, task: Task, waited: float) -> str:
-    """Of a command that was sent. Nothing is suspected while somebody may just be at work on it."""
+    """Return where a sent command may be. Nothing is suspected while a worker may just be busy with it."""
     deaf = _deafness(queue, audience, task.via)
-    if letter := _letter(queue, audience, task):
-        return deaf + letter
+    if resting := _dead_letter(queue, audience, task):
+        return deaf + resting
     if waited < _SLOW:
         return deaf
-    if task.percent is not None or task.note is not None:  # who told it may have ended since, where nobody listens
+    if task.percent is not None or task.note is not None:  # its worker may have ended since, if nobody listens
         return deaf + (_suspicion(queue, audience) if deaf else "")
     waiting = _backlog(queue, audience, task.via) or _absence(queue, audience, task.via)
     return deaf + waiting + _suspicion(queue, audience)
 
 
 def _deafness(queue: str, audience: Audience, via: str | None) -> str:
-    """Of several brokers it is the one that has the command where somebody must listen. A plain worker of Redis is not
-    heard of while it works."""
+    """Return that nobody listens on the queue, at the broker that has the command.
+
+    A plain worker of Redis is unknown to the broker while it works, so a message that somebody took is mentioned.
+    """
     there = _at(audience, via)
     if there.paused:
         return f", and nobody is given what is in queue {queue} ({there.paused})"
@@ -142,12 +149,12 @@ def _deafness(queue: str, audience: Audience, via: str | None) -> str:
 
 
 def _at(audience: Audience, via: str | None) -> Audience:
-    """Of several brokers, the one's that has the command."""
+    """Return the state of the queue at the broker that has the command."""
     return audience.at.get(via or "", _UNKNOWN) if audience.at else audience
 
 
 def _backlog(queue: str, audience: Audience, via: str | None) -> str:
-    """Its command may be one of those that wait. Where nobody listens, that says enough."""
+    """Return how many messages wait in the queue. When nobody listens, `_deafness` says enough."""
     there = _at(audience, via)
     if not there.ready or (there.consumers == 0 and not there.held):
         return ""
@@ -166,9 +173,10 @@ def _meant(audience: Audience) -> str:
 
 
 def _absence(queue: str, audience: Audience, via: str | None) -> str:
-    """Of a command that nobody has said anything of: it may have been lost with a queue that was deleted, which no
-    broker tells, and who starts a worker then waits in vain. That somebody took it is told by `_deafness` already where
-    nobody listens."""
+    """Return that the command is no longer in its queue.
+
+    It may have been lost with a deleted queue, which no broker reports. A worker that starts then waits in vain.
+    """
     there = _at(audience, via)
     if there is _UNKNOWN or there.ready or audience.is_bridged or (there.consumers == 0 and there.held):
         return ""
@@ -177,19 +185,19 @@ def _absence(queue: str, audience: Audience, via: str | None) -> str:
     return f", and {gone}{fate}"
 
 
-def handed_on_to(step: Step) -> Bridge:
-    """By the bridge that reads the step's queue: what goes over a queue of ours goes on to its namesake in BullMQ."""
+def passed_on_to(step: Step) -> Bridge:
+    """Return the bridge of a step. A bridge that reads a queue of ours passes commands on to its namesake in BullMQ."""
     return step.bridge or Bridge(BULLMQ, step.queue)
 
 
 def _beyond(step: Step, task: Task, audience: Audience, waited: float) -> str:
-    there = audience.beyond.get(handed_on_to(step).url)
+    there = audience.beyond.get(passed_on_to(step).url)
     if there is None:
         return ""
     if there.listening == 0:
         return f", and nobody listens on {there.place}"
     is_in_work = there.held != 0 and (task.percent is not None or task.note is not None)
-    if is_in_work:  # as far as is known: where nobody has any, what was told of this one is over
+    if is_in_work:  # a progress report is outdated when the system says that nobody holds a message
         return ""
     if there.is_paused:
         return f", and {there.place} is paused"
@@ -203,19 +211,22 @@ def _beyond(step: Step, task: Task, audience: Audience, waited: float) -> str:
     return waiting
 
 
-def _letter(queue: str, audience: Audience, task: Task) -> str:
-    """Nobody answers a command that rests there: its worker may have ended each time that it had it."""
-    if (why := (audience.own_letters or {}).get(task.number)) is None:
+def _dead_letter(queue: str, audience: Audience, task: Task) -> str:
+    """Return that the command is in the dead letters, perhaps because its worker ended each time that it had it."""
+    if (why := (audience.own_dead_letters or {}).get(task.number)) is None:
         return ""
     look = f"look at it with {_listing(queue)}, and redrive or discard it"
     return f", and its command is in {dlq_of(queue)}: {_line(why)}; {look}"
 
 
 def _suspicion(queue: str, audience: Audience) -> str:
-    """Where nobody looked whose the dead letters are. It is none while it may be in the queue or in work, as far as is
-    known: RabbitMQ does not tell what others hold. All steps behind a bridge share its quarantine."""
+    """Return that the command may be one of the dead letters, when nobody looked whose they are.
+
+    Nothing is suspected while the command may be in the queue or in work. The steps behind a bridge share one
+    dead-letter queue, which proves nothing about a single step.
+    """
     is_unlikely = audience.ready or audience.held or audience.is_bridged
-    if audience.own_letters is not None or not audience.dead_letters or is_unlikely:
+    if audience.own_dead_letters is not None or not audience.dead_letters or is_unlikely:
         return ""
     letters = _count(audience.dead_letters, "dead letter")
     return f"; if nobody is at work on it, it may be in {dlq_of(queue)}, which has {letters}: {_listing(queue)} tells"
@@ -226,7 +237,7 @@ def _listing(queue: str) -> str:
 
 
 def _what_then(run: Run, now: float, active: Sequence[Task]) -> str:
-    """If nobody answers: nothing more is sent then, so that the last of the active tasks to expire ends the run."""
+    """Return what happens if nobody answers: the run ends when the last of the active tasks expires."""
     moments = [_expiry(run, task) for task in active]
     end, deadline = max(moments, default=run.head.deadline), run.head.deadline
     is_overdue, has_blocked = end < now, run.open_tasks > len(active)
@@ -236,7 +247,7 @@ def _what_then(run: Run, now: float, active: Sequence[Task]) -> str:
             f"what does not answer by its own deadline, the nearest {_moment(min(moments), now)}, is marked timeout; "
         )
     when = f"it waits until {_moment(end, now)}, when"
-    if is_overdue:  # whoever decides it may be late, or away: it is not promised for a moment
+    if is_overdue:  # the engine that decides may be late or away, so no moment is promised
         when = f"it was to wait until {_moment(end, now)}, and as soon as an engine takes that up"
     marked = (
         f"what has not answered is marked timeout and the run ends as {end_status(run)}{_end_with(run, has_blocked)}"
@@ -258,7 +269,7 @@ def _end_with(run: Run, has_blocked: bool) -> str:
 
 
 def _quorum_ahead(run: Run) -> str:
-    """Unless it was met before a redrive, or so many can no longer succeed."""
+    """Return how many successes end the run, unless the quorum was met before or can no longer be met."""
     if run.plan.needed is None:
         return ""
     missing = run.plan.needed - run.head.succeeded
@@ -273,7 +284,7 @@ def _moment(at: float, now: float) -> str:
 
 
 def not_succeeded(run: Run) -> list[Task]:
-    """Those that may have kept a run from ending well; what was skipped is not the cause of anything."""
+    """Return the tasks that may have kept a run from success. A skipped task is never the cause."""
     return [task for task in run.tasks if task.status not in (TaskStatus.SUCCEEDED, TaskStatus.SKIPPED)]
 
 
@@ -306,7 +317,7 @@ def _end_state(run: Run, task: Task, audiences: Mapping[str, Audience]) -> str:
     step, resting = run.plan.steps[task.number], ""
     if task.status is TaskStatus.TIMED_OUT and task.sent_at is not None:
         audience = audiences.get(step.queue, _UNKNOWN)
-        resting = _letter(step.queue, audience, task) or _suspicion(step.queue, audience)
+        resting = _dead_letter(step.queue, audience, task) or _suspicion(step.queue, audience)
     return f"'{step.id}' {task.status}: {_line(task.reason)}{resting}"
 
 
@@ -322,7 +333,7 @@ def _delivery_state(delivery: Delivery, now: float) -> str:
         under_way = "the first attempt is under way, or waits for its turn behind others for the same receiver"
         return f"{what} is not delivered yet: {under_way}"
     left = in_words(max(0.0, (delivery.due_at or now) - now))
-    if delivery.channel is Channel.QUEUE:  # of those made while its broker was away only the first is noted
+    if delivery.channel is Channel.QUEUE:  # only the first attempt is counted while its broker is away
         return f"{what} is not delivered yet{why}, and is tried again now or within {left}"
     return f"{what} is not delivered yet {tried}, and the next is under way or due within {left}"
 
@@ -332,7 +343,7 @@ def _count(number: int, one: str, many: str | None = None) -> str:
 
 
 def _line(text: str | None) -> str:
-    """What others wrote: it is not to break the sentence, to steer a terminal or to tell a password."""
+    """Return a foreign text in one line, without control characters and passwords of URLs."""
     return _LOGIN.sub("***@", " ".join(str(text).translate(_CONTROLS).split()))
 
 

@@ -6,6 +6,8 @@ import msgspec
 
 
 class Happened(StrEnum):
+    """The kinds of history entries, by their names on the wire."""
+
     STARTED = "orquestracao_iniciada"
     SENT = "tarefa_enviada"
     PROGRESS = "progresso"
@@ -30,9 +32,11 @@ class Happened(StrEnum):
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, gc=False):
+    """One entry: the moment, the kind, and the task and attempt if it has one."""
+
     seq: int
     at: float
     what: Happened
     task: int | None = None
     attempt: int | None = None
-    detail: str | None = None  # after a failure with the worker's traceback behind it: see `wire.tracebacks`
+    detail: str | None = None  # a failure may carry its traceback behind it, see `wire.tracebacks`

@@ -1,4 +1,4 @@
-"""The names and addresses by which a machine reaches itself and nobody else reaches it."""
+"""The names and addresses by which only this machine reaches itself."""
 
 from ipaddress import IPv6Address, ip_address
 

@@ -1,15 +1,14 @@
-"""What is not shown of a webhook's URL: its password, and its query, which often is what lets one in (`?token=…`). They
-are for the delivery alone."""
+"""Masking of the secrets in webhook URLs: the password, and the query, which often holds a token."""
 
 import re
 
-_PASSWORD = re.compile(r"(?<=://)([^/?#\s:]*):[^/?#\s]*@")  # with the user before it
-_URL = re.compile(r"://\S*")  # to its end at once: a text may be long, and full of them
-_CLOSING = ":,;.)]'\""  # what may end the words around it
+_PASSWORD = re.compile(r"(?<=://)([^/?#\s:]*):[^/?#\s]*@")  # the user stays
+_URL = re.compile(r"://\S*")  # matches a whole URL at once, because a long text may hold many
+_CLOSING = ":,;.)]'\""  # signs of the sentence around a URL
 
 
 def masked(text: str) -> str:
-    """A URL, or words with URLs among them."""
+    """Return a text with the secrets of its URLs masked."""
     return _URL.sub(_without_query, _PASSWORD.sub(r"\1:***@", text))
 
 

@@ -8,27 +8,29 @@ from oraculo.core.run import Task, TaskStatus
 
 
 class Phase(StrEnum):
+    """The phases of an open task, by their names on the wire."""
+
     IN_QUEUE = "na_fila"
     AT_WORK = "em_trabalho"
     AWAITS_RETRY = "aguardando_nova_tentativa"
 
 
 class QueueLook(NamedTuple):
-    """What the queue of a task held when somebody last looked."""
+    """The state of a task's queue at the last look."""
 
     at: float
     ready: int
-    held: int | None  # messages that somebody took and has not settled; None: the broker does not say
-    consumers: int | None = None  # None: the broker does not say
+    held: int | None  # messages that somebody took and has not settled; None when the broker does not say
+    consumers: int | None = None  # None when the broker does not say
     taken: Collection[tuple[str, int]] | None = None  # ids and attempts of the run's tasks among the held, if known
-    is_bridged: bool = False  # a bridge takes its commands: they then wait elsewhere
-    delayed: int = 0  # those of `ready` that nobody is to take yet
-    paused: str | None = None  # why nobody is given any
-    meant: str | None = None  # a queue with a similar name that somebody serves, while nobody serves this one
+    is_bridged: bool = False  # a bridge takes its commands, which then wait elsewhere
+    delayed: int = 0  # those of `ready` that are not due yet
+    paused: str | None = None  # why the broker delivers none
+    meant: str | None = None  # a queue with a similar name that has consumers, when this one has none
 
     @property
     def is_unserved(self) -> bool:
-        """Return whether nobody takes its messages, as far as the broker says."""
+        """Return whether nobody takes the queue's messages, as far as the broker says."""
         if self.consumers is None:
             return self.held == 0 and self.ready > self.delayed
         return self.consumers == 0 and not self.held
@@ -38,10 +40,10 @@ Looks = Mapping[tuple[str, str | None], QueueLook]  # by queue, and by the broke
 
 
 def phase_of(task: Task, step_id: str, look: QueueLook | None) -> Phase | None:
-    """Return the phase of a task, or None when it is not open, not yet sent, or nobody can say.
+    """Return the phase of a task, or None when it is not open, not yet sent, or not known.
 
-    A worker that reported progress is at work. Otherwise the queue says: a command that left it was taken by a worker,
-    and one that nobody holds is still in it. Where some are held and others wait, only the broker knows which.
+    A worker that reported progress is at work. Otherwise the queue decides: a worker took a command that left the
+    queue, and a command that nobody holds is still there. When some are held and others wait, the phase is unknown.
     """
     if task.awaits_retry:
         return Phase.AWAITS_RETRY

@@ -1,4 +1,4 @@
-"""A definition compiled once for all its runs: numbers instead of names."""
+"""The plan: a definition compiled once for all its runs, with numbers instead of names."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,7 +7,7 @@ from oraculo.wire import naming
 
 
 class Plan:
-    """Immutable, shared by every run of the same definition. Tasks are known by their place in `steps`."""
+    """An immutable plan, shared by every run of its definition. A task's number is its place in `steps`."""
 
     __slots__ = (
         "by_id",
@@ -58,20 +58,22 @@ class Plan:
         return len(self.steps)
 
     def named(self, name: str, *, collects: bool | None = None) -> Sequence[int]:
-        """The tasks that a worker means by `name`: a task's id, a queue, or a queue without its role's prefix.
-        `collects`: only collectors, or only processors."""
+        """Return the tasks that a worker means by `name`: a task's id, a queue, or a queue without its role's prefix.
+
+        `collects` restricts them to collectors (True) or processors (False).
+        """
         number = self.by_id.get(name)
         meant = (() if number is None else (number,), self.by_queue.get(name, ()), self._shortened(name))
         return next((found for found in meant if found and collects in (None, self.is_collector[found[0]])), ())
 
     def _shortened(self, name: str) -> Sequence[int]:
-        """Of a collector if there is one: a processor only echoes the `fonte` that it was given."""
+        """Return the tasks of a short name. Collectors come first, because a processor only echoes its `fonte`."""
         queue = self.by_short_name.get((name, True)) or self.by_short_name.get((name, False))
         return () if queue is None else self.by_queue[queue]
 
 
 def _by_short_name(queues: Iterable[str]) -> dict[tuple[str, bool], str]:
-    """With whether they are collectors. Of two spellings the one with `_` is meant, else the first."""
+    """Return the queue of each short name and role. The spelling with `_` wins over others, then the first."""
     found: dict[tuple[str, bool], str] = {}
     for queue in queues:
         short = naming.short_name(queue)

@@ -1,4 +1,4 @@
-"""A request for a run (the body of `POST /orquestracoes`): reading it, and making the run's first state of it."""
+"""A request for a run (the body of `POST /orquestracoes`): how it is read, and how a run is made of it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -44,11 +44,13 @@ FIELDS = (
 )
 
 
-# What a length of time may come as: a wrong one is shown in its fault, while a structure is refused before it is built.
+# The types that a length of time may have in a request. A fault shows a wrong value; a structure is refused unbuilt.
 Seconds = int | float | str | bool | None
 
 
 class Destination(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """One item of `destinos` that is written as an object."""
+
     fila: str | None = None
     id: str | None = None
     payload: msgspec.Raw = NO_JSON
@@ -56,7 +58,7 @@ class Destination(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class RunRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """As it came. `core.request.read_request` has checked what needs no knowledge of pipelines and routes."""
+    """A request as it came. `read_request` checks all that needs no knowledge of pipelines and routes."""
 
     destinos: list[str | Destination] | None = None
     tipo: str | None = None
@@ -70,15 +72,15 @@ class RunRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     quorum: int | str | None = None
 
 
-class _Told(RunRequest, forbid_unknown_fields=True, kw_only=True):
-    """A request whose whole numbers are written as 1.0, as some languages write every number."""
+class _WithFloats(RunRequest, forbid_unknown_fields=True, kw_only=True):
+    """A request whose whole numbers are written as 1.0, because some languages write every number so."""
 
     prioridade: float | None = None  # type: ignore[assignment]
     quorum: float | str | None = None  # type: ignore[assignment]
 
 
 class Catalogue(Protocol):
-    """What a request may name."""
+    """The routes and pipelines that a request may name."""
 
     @property
     def routes(self) -> Mapping[str, Sequence[str]]: ...
@@ -87,6 +89,8 @@ class Catalogue(Protocol):
 
 
 class Limits(msgspec.Struct, frozen=True):
+    """The most bytes of a payload and of a whole request."""
+
     payload_bytes: int = 1024 * 1024
     request_bytes: int = 32 * 1024 * 1024
 
@@ -111,13 +115,13 @@ _RIGHT = {
 }
 
 _decoder = msgspec.json.Decoder(RunRequest)
-_told_decoder = msgspec.json.Decoder(_Told)
+_float_decoder = msgspec.json.Decoder(_WithFloats)
 _WHOLE = ("prioridade", "quorum")
 _SUBJECTS = ("destinos", "tipo", "pipeline")
 
 
 def read_request(body: bytes, limits: Limits) -> RunRequest:
-    """Raises PayloadTooLarge, InvalidJson or InvalidRequest with every fault that can be told from the body alone."""
+    """Return the request in a body. Raises PayloadTooLarge, InvalidJson, or InvalidRequest with every fault."""
     refusals = Refusals()
     request = read_good_fields(body, limits, refusals)
     refusals.raise_any()
@@ -125,8 +129,11 @@ def read_request(body: bytes, limits: Limits) -> RunRequest:
 
 
 def read_good_fields(body: bytes, limits: Limits, refusals: Refusals) -> RunRequest:
-    """Return the request without the fields that have a fault; `refusals` gathers the faults. Where one is of what is
-    to run, nothing is. Raises PayloadTooLarge or InvalidJson for a body that cannot be read at all."""
+    """Return the request without the fields that have a fault, and add the faults to `refusals`.
+
+    A fault in `destinos`, `tipo` or `pipeline` removes all three. Raises PayloadTooLarge or InvalidJson for a body
+    that cannot be read at all.
+    """
     if len(body) > limits.request_bytes:
         raise PayloadTooLarge("request", len(body), limits.request_bytes)
     check_json_text(body)
@@ -158,15 +165,15 @@ def _decode(body: bytes) -> RunRequest:
     except msgspec.ValidationError as error:
         if fault_of(error).field not in _WHOLE:
             raise
-        told = _told_decoder.decode(body)
-        floats = {name: number for name in _WHOLE if isinstance(number := getattr(told, name), float)}
+        request = _float_decoder.decode(body)
+        floats = {name: number for name in _WHOLE if isinstance(number := getattr(request, name), float)}
         if any(number % 1 for number in floats.values()):
             raise
-    return msgspec.structs.replace(told, **{name: int(number) for name, number in floats.items()})
+    return msgspec.structs.replace(request, **{name: int(number) for name, number in floats.items()})
 
 
 def _decode_all(body: bytes) -> tuple[RunRequest, list[Fault]]:
-    """Return the request without the fields that have a wrong type or are not known, and all their faults."""
+    """Return the request without unknown fields and those of a wrong type, and the faults of both."""
     try:
         return _decode(body), []
     except msgspec.ValidationError as error:
@@ -245,7 +252,7 @@ def _destination_faults(destinations: list[str | Destination]) -> list[Fault]:
 
 
 def _queue_and_id(item: Destination) -> tuple[str | None, str | None]:
-    """Each is the other unless given; an empty one is given, and wrong."""
+    """Return the queue and the id of a destination. Each stands in for the other when that is missing."""
     return item.id if item.fila is None else item.fila, item.fila if item.id is None else item.id
 
 
@@ -269,13 +276,15 @@ def webhook_fault(url: str) -> str | None:
     try:
         parts = urlsplit(url)
         fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        (parts.hostname or "").encode("idna")  # as it is done to look for its address
+        (parts.hostname or "").encode("idna")  # the resolver does so, too
     except ValueError:
         fits = False
     return None if fits and url.isprintable() and " " not in url and len(url) <= 2048 else right
 
 
 class PlanCache(Protocol):
+    """The compiled plans, by the hash of their definition."""
+
     def plan(self, definition_hash: str, encoded: bytes, definition: Definition | None = None) -> Plan: ...
 
 
@@ -286,9 +295,9 @@ def definition_of(
     default_timeout: float,
     default_retry: RetryPolicy = DEFAULT_RETRY,
 ) -> Definition:
-    """Return what the request asks to run.
+    """Return the definition that the request asks to run.
 
-    Raises InvalidRequest for an unknown route or pipeline, naming the nearest, and for a quorum that cannot be met.
+    Raises InvalidRequest for an unknown route or pipeline, with the nearest name, and for a quorum that cannot be met.
     """
     definition = named_definition(request, catalogue, default_timeout, default_retry)
     check_quorum(definition)
@@ -298,7 +307,7 @@ def definition_of(
 def named_definition(
     request: RunRequest, catalogue: Catalogue, default_timeout: float, default_retry: RetryPolicy
 ) -> Definition:
-    """Return what the request asks to run, its quorum unchecked. Raises InvalidRequest."""
+    """Return the definition that the request asks to run, its quorum unchecked. Raises InvalidRequest."""
     if request.pipeline is None:
         return _fan_out(request, catalogue, default_timeout, default_retry)
     definition = catalogue.pipelines.get(request.pipeline)
@@ -348,7 +357,7 @@ def _fan_out_step(item: str | Destination, retry: RetryPolicy) -> Step:
 
 
 def _placed(step: Step) -> Step:
-    """A step whose destination is a bridge's goes to the bridge."""
+    """Return the step with its bridge, when its destination is the URL of one."""
     if not bridges.is_bridge(step.queue):
         return step
     bridge = bridges.read_bridge(step.queue)
@@ -365,7 +374,7 @@ def new_run(
     plans: PlanCache,
     traceparent: str | None = None,
 ) -> Run:
-    """The run before its first event; `core.machine.start` makes its first changes."""
+    """Return the run before its first event. `core.machine.start` makes its first changes."""
     encoded = encode_definition(definition)
     digest = content_hash(encoded)
     plan = plans.plan(digest, encoded, definition)

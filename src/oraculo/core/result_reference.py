@@ -1,9 +1,9 @@
-"""References: what stands in a run for a result that is too large for it and rests in the object store.
+"""References: payloads that stand for results too large for a run, which rest in the object store.
 
     {"oraculo_referencia": {"chave": "<key>", "bytes": 300000, "sha256": "<hex>"}}
 
-A reference is a result's whole payload. It is only taken for one when its key lies in the folder of the run that holds
-it: whatever a worker writes, by accident or malice, leads to nothing of another run, nor out of the object store.
+A reference is valid only when its key lies in the folder of its own run. So no worker can reach a result of another
+run, or a file outside the object store.
 """
 
 import re
@@ -16,28 +16,28 @@ import msgspec
 from oraculo.core.run import Run
 
 SHARDS = tuple(f"{number:02x}" for number in range(256))
-CLAIM = "installation"  # beside the shards: whose all of them are
-OWNER = "run"  # beside the results of a run: its id, for whoever cleans up
-UNNAMED = "resposta"  # in the key of an answer that does not tell its task
+CLAIM = "installation"  # the object beside the shards that names their installation
+OWNER = "run"  # the object beside the results of a run that holds its id, for the cleaning up
+UNNAMED = "resposta"  # in the key of an answer that does not name its task
 
 _FIELD = "oraculo_referencia"
 _BEGINNING = b'{"oraculo_referencia":'
-_LONGEST = 1024  # a reference, with whatever spaces its writer put into it
-_LONGEST_NAME = 100  # of a task in a key: what a file's name may have leaves room for more
+_MAX_BYTES = 1024  # of a reference, with the spaces that its writer put into it
+_MAX_NAME = 100  # of a task in a key; the name of a file may be longer
 _KEY = re.compile(r"[0-9a-f]{2}/[0-9a-f]{32}/[A-Za-z0-9%._~-]{1,100}-[0-9a-f]{32}\.json")
 _FOLDER = re.compile(r"[0-9a-f]{2}/[0-9a-f]{32}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class ResultReference(msgspec.Struct, frozen=True, rename={"key": "chave", "size": "bytes"}):
-    """What a newer worker may say beside is left alone: size and hash tell whether the bytes are the right ones."""
+    """The key, size and hash of a result in the object store. Unknown fields of newer workers are ignored."""
 
     key: str
     size: int
     sha256: str
 
     def names(self, body: bytes) -> bool:
-        """Whether these are the bytes that were put."""
+        """Return whether these are the bytes that were put."""
         return len(body) == self.size and sha256(body).hexdigest() == self.sha256
 
 
@@ -50,7 +50,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def run_folder(run_id: str) -> str:
-    """Where the results of a run lie: in one of 256 shards, under a name that any id can have."""
+    """Return the folder of a run's results: one of 256 shards, and a hash, which any id can have."""
     name = _hash(run_id.encode(errors="surrogatepass"))
     return f"{name[:2]}/{name}"
 
@@ -60,7 +60,7 @@ def is_run_folder(folder: str) -> bool:
 
 
 def make_reference(run_id: str, task: str | None, body: bytes) -> ResultReference:
-    """The content's hash in the key makes it safe to put the same result twice, and two results of one task."""
+    """Return the reference to a result. Its key holds the content's hash, so that two results never share one."""
     key = f"{run_folder(run_id)}/{_safe(task or UNNAMED)}-{_hash(body)}.json"
     return ResultReference(key, len(body), sha256(body).hexdigest())
 
@@ -70,12 +70,12 @@ def encode_reference(reference: ResultReference) -> bytes:
 
 
 def may_be_reference(payload: bytes | None) -> bool:
-    """Cheap: for those who look at every result."""
-    return payload is not None and payload.startswith(_BEGINNING) and len(payload) <= _LONGEST
+    """Return whether a payload looks like a reference. It is cheap enough for every result."""
+    return payload is not None and payload.startswith(_BEGINNING) and len(payload) <= _MAX_BYTES
 
 
 def read_reference(run_id: str, payload: bytes | None) -> ResultReference | None:
-    """None: it is no reference, or not one of this run."""
+    """Return the reference in a payload, or None when it is none or not one of this run."""
     if payload is None or not may_be_reference(payload):
         return None
     try:
@@ -87,7 +87,7 @@ def read_reference(run_id: str, payload: bytes | None) -> ResultReference | None
 
 
 def references_in(run: Run, numbers: Iterable[int] | None = None) -> dict[str, ResultReference]:
-    """The results that are references, by their task's id: of all its tasks, or of these."""
+    """Return the references among the results of a run, or of these tasks, by task id."""
     found: dict[str, ResultReference] = {}
     for number in range(len(run.tasks)) if numbers is None else numbers:
         result = run.tasks[number].result
@@ -98,7 +98,7 @@ def references_in(run: Run, numbers: Iterable[int] | None = None) -> dict[str, R
 
 def _safe(task: str) -> str:
     quoted = quote(task, safe="", errors="surrogatepass")
-    return quoted if len(quoted) <= _LONGEST_NAME else _hash(quoted.encode())
+    return quoted if len(quoted) <= _MAX_NAME else _hash(quoted.encode())
 
 
 def _hash(content: bytes) -> str:

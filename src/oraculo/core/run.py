@@ -1,4 +1,4 @@
-"""The state of a run and of its tasks, and the list of what changed in it."""
+"""The state of a run, its tasks and deliveries, and the changes of a batch of events."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -10,6 +10,8 @@ from oraculo.core.plan import Plan
 
 
 class TaskStatus(StrEnum):
+    """The statuses of a task, by their names on the wire."""
+
     PENDING = "pendente"
     RUNNING = "em_execucao"
     SUCCEEDED = "concluida"
@@ -20,6 +22,8 @@ class TaskStatus(StrEnum):
 
 
 class RunStatus(StrEnum):
+    """The statuses of a run, by their names on the wire."""
+
     RUNNING = "em_execucao"
     SUCCEEDED = "concluida"
     PARTIAL = "parcial"
@@ -29,13 +33,13 @@ class RunStatus(StrEnum):
 
 
 OPEN = frozenset({TaskStatus.PENDING, TaskStatus.RUNNING})
-# Here and elsewhere, what every run asks for has a name of its own: Python 3.11 takes longer to find a member in its
-# enum than to call a function.
+# Python 3.11 takes longer to find a member of an enum than to call a function, so hot paths here and elsewhere keep
+# such members in globals.
 _RUNNING, _SUCCEEDED = RunStatus.RUNNING, TaskStatus.SUCCEEDED
 
 
 class Cause(StrEnum):
-    """Why a task did not succeed, for the run's end status; `reason` says it in words."""
+    """The cause for which a task did not succeed. The run's end status depends on it."""
 
     ANSWER = "answer"
     UNSENDABLE = "unsendable"
@@ -47,26 +51,26 @@ class Cause(StrEnum):
 
 
 class Task(msgspec.Struct, gc=False):
-    """One subtask. `number` is its place in the plan."""
+    """The state of one task. `number` is its place in the plan."""
 
     number: int
     status: TaskStatus = TaskStatus.PENDING
     attempt: int = 0
     last_attempt: int = 0  # the attempt after which a failure is final
-    unsent: bool = False  # its command, or dead letter, is decided and the broker has not confirmed it yet
-    due_at: float | None = None  # when its timer rings: the next attempt, or the deadline
+    unsent: bool = False  # its command or dead letter is decided, and no broker has confirmed it yet
+    due_at: float | None = None  # the next attempt or the deadline
     deadline: float | None = None
     result: bytes | None = None  # the answer's payload, exactly as it came
     cause: Cause | None = None
     reason: str | None = None
-    mark: int = 0  # of the answer that was counted last: tells one that is delivered again from a new one
+    mark: int = 0  # identifies the answer that was counted last, should the broker deliver it again
     percent: float | None = None
     note: str | None = None
     sent_at: float | None = None
     ended_at: float | None = None
-    dead_letter: bool = False  # its command rests, or is to rest, in the dead-letter queue
+    dead_letter: bool = False  # its command is in the dead-letter queue, or on its way there
     via: str | None = None  # the broker that took its command, or its dead letter
-    missing: int = 0  # dependencies that have not succeeded yet; not stored, counted again on load
+    missing: int = 0  # dependencies that have not succeeded; not stored, but counted on load
 
     @property
     def is_open(self) -> bool:
@@ -74,23 +78,27 @@ class Task(msgspec.Struct, gc=False):
 
     @property
     def awaits_retry(self) -> bool:
-        """An attempt failed and the next one is not due yet."""
+        """Return whether an attempt failed and the next one is not due yet."""
         return self.status is TaskStatus.PENDING and self.attempt > 0 and not self.unsent and self.missing == 0
 
 
 class DeliveryStatus(StrEnum):
+    """The statuses of a delivery, by their names on the wire."""
+
     PENDING = "pendente"
     DELIVERED = "entregue"
     UNDELIVERED = "nao_entregue"
 
 
 class Channel(StrEnum):
+    """The ways by which an aggregate is delivered."""
+
     WEBHOOK = "webhook"
     QUEUE = "fila"
 
 
 class Delivery(msgspec.Struct):
-    """Where the aggregate goes besides the API, and how far it got. `edition` is the last one attempted."""
+    """One delivery of the aggregate. `edition` is the last one attempted."""
 
     channel: Channel
     target: str
@@ -99,14 +107,14 @@ class Delivery(msgspec.Struct):
     attempts: int = 0
     due_at: float | None = None
     error: str | None = None
-    via: str | None = None  # of several brokers, the one that brought the request: whoever asked listens there
+    via: str | None = None  # the broker that brought the request, because its sender listens there
 
 
 class RunHead(msgspec.Struct, weakref=True):
-    """All of a run but its tasks, its payload and its definition: the part that every change rewrites."""
+    """The part of a run that every change rewrites: all but its tasks, payload and definition."""
 
     id: str
-    name: str  # the pipeline's or route's name; empty for a list of destinations
+    name: str  # of the pipeline or route; empty for a list of destinations
     definition_hash: str
     created_at: float
     deadline: float
@@ -118,7 +126,7 @@ class RunHead(msgspec.Struct, weakref=True):
     traceparent: str | None = None
     ended_at: float | None = None
     due_at: float | None = None
-    edition: int = 0  # `versao` of the aggregate: one more at each end and amendment
+    edition: int = 0  # `versao` of the aggregate, which grows with each end and amendment
     cancelled: bool = False
     entries: int = 0  # history entries so far
     late: int = 0
@@ -132,7 +140,7 @@ class RunHead(msgspec.Struct, weakref=True):
 
 
 class Run:
-    """A run in memory: owned and changed by the engine that loaded it, one event at a time."""
+    """A run in memory. The engine that loaded it owns it and changes it one event at a time."""
 
     __slots__ = (
         "awaited",
@@ -155,15 +163,15 @@ class Run:
         self.payload = payload
         self.tasks = tasks
         self.open_tasks = 0
-        # Tasks that were sent and have not ended, by kind (a collector's, or not) and by queue: what lets the answer
-        # of a worker that names no task be placed without looking at all of them.
+        # The sent and open tasks, by kind (collectors under True) and by queue. An answer that names no task finds its
+        # task here, without a look at every task.
         self.awaited: dict[bool, set[int]] = {True: set(), False: set()}
         self.awaited_on: dict[str, set[int]] = {}
-        # Of what ended without success: what tells how the run ends, and which tasks may hope again, without looking at
-        # all of them for each late answer and each redrive.
-        self.required_failed = 0  # not optional, and failed or came to their own deadline
-        self.required_timed_out = 0  # not optional, and came to the run's deadline
-        self.hopeless = [0] * len(plan)  # of each task, how many of its dependencies ended without success
+        # Counts of tasks without success. They give the end status, and the tasks that a redrive reopens, without a
+        # look at every task.
+        self.required_failed = 0  # required tasks that failed or reached their own deadline
+        self.required_timed_out = 0  # required tasks that reached the run's deadline
+        self.hopeless = [0] * len(plan)  # by task, how many of its dependencies ended without success
         for task in tasks:
             self._count(task)
 
@@ -178,7 +186,7 @@ class Run:
             self.count_unsuccessful(task, task.status, 1)
 
     def count_unsuccessful(self, task: Task, status: TaskStatus, by: int) -> None:
-        """A task came to an end other than success (1), or leaves it (-1), for the cause that it has."""
+        """Count a task that ends without success (`by` 1), or no longer does (-1), under its cause."""
         for number in self.plan.dependents[task.number]:
             self.hopeless[number] += by
         if self.plan.steps[task.number].optional:
@@ -206,7 +214,7 @@ class Run:
 
 
 class Changes:
-    """What a batch of events changed in one run: only that is written, sent and told."""
+    """The changes of one batch of events to one run: what is to be written, sent and delivered."""
 
     __slots__ = (
         "based_on",
@@ -225,11 +233,11 @@ class Changes:
         self.based_on = run.head.version
         self.tasks: dict[int, Task] = {}
         self.history: list[HistoryEntry] = []
-        self.commands: list[tuple[int, int]] = []  # (task, attempt) to be sent
+        self.commands: list[tuple[int, int]] = []  # (task, attempt) to send
         self.dead_letters: list[tuple[int, int]] = []  # (task, attempt) whose command goes to the dead letters
-        self.dirty = False  # something is to be written
+        self.dirty = False  # the store must write something
         self.ended = False  # the run has a new aggregate
-        self.deliver: Sequence[int] = ()  # the deliveries of it, by number, that are this engine's to attempt
+        self.deliver: Sequence[int] = ()  # the numbers of the deliveries that this engine attempts
 
     def touch(self, task: Task) -> None:
         self.dirty = True
@@ -243,6 +251,7 @@ class Changes:
         attempt: int | None = None,
         detail: str | None = None,
     ) -> None:
+        """Add an entry to the run's history."""
         self.dirty = True
         head = self.run.head
         head.entries += 1

@@ -1,4 +1,4 @@
-"""The statuses of tasks and runs, and what may follow what. docs/explanation/state-machine.md is drawn from them."""
+"""The transitions of tasks and runs, as two tables. docs/explanation/state-machine.md is drawn from them."""
 
 from enum import StrEnum
 
@@ -7,7 +7,7 @@ from oraculo.errors import InvariantBroken
 
 
 class Trigger(StrEnum):
-    """What moves a task from one status to another."""
+    """The triggers that move a task from one status to another."""
 
     SEND = "command confirmed by the broker"
     SUCCEED = "answer: success"
@@ -48,7 +48,7 @@ TASK_TRANSITIONS: dict[TaskStatus, dict[Trigger, TaskStatus]] = {
 
 
 class RunTrigger(StrEnum):
-    """What moves a run from one status to another."""
+    """The triggers that move a run from one status to another."""
 
     END = "no task open, quorum met, deadline or cancel"
     REOPEN = "repetir or redrive"
@@ -81,7 +81,7 @@ _SUCCEEDED = TaskStatus.SUCCEEDED
 
 
 def move(run: Run, task: Task, trigger: Trigger) -> None:
-    """A task has its cause before it is closed, and keeps it until it is opened or amended: it is counted by it."""
+    """Move a task and count it. Its cause must be set before, because unsuccessful tasks are counted by cause."""
     before = task.status
     after = TASK_TRANSITIONS[before].get(trigger)
     if after is None:
@@ -97,6 +97,7 @@ def move(run: Run, task: Task, trigger: Trigger) -> None:
 
 
 def move_run(run: Run, trigger: RunTrigger, status: RunStatus) -> None:
+    """Move a run to `status`, which the trigger must allow."""
     if status not in RUN_TRANSITIONS[run.head.status].get(trigger, ()):
         raise InvariantBroken(f"run {run.id}: {trigger.name} from {run.head.status} to {status} is not allowed")
     run.head.status = status

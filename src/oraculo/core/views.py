@@ -1,4 +1,4 @@
-"""Runs as the API shows them: the wire's words for the state inside."""
+"""The views of runs, tasks and history entries that the API returns."""
 
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +21,7 @@ _OF_DELIVERIES = frozenset({Happened.DELIVERED, Happened.DELIVERY_FAILED, Happen
 
 
 def head_view(head: RunHead) -> dict[str, Any]:
-    """A run in a list."""
+    """Return a run as a list shows it."""
     return {
         "correlation_id": head.id,
         "status": head.status,
@@ -38,7 +38,7 @@ def head_view(head: RunHead) -> dict[str, Any]:
 
 
 def run_view(run: Run, looks: Looks = _NO_LOOKS) -> dict[str, Any]:
-    """Show a run with its tasks; once it ended, also all that the aggregate has."""
+    """Return a run with its tasks and, once it has ended, its aggregate."""
     head = run.head
     view = head_view(head)
     if not run.is_open:
@@ -47,7 +47,7 @@ def run_view(run: Run, looks: Looks = _NO_LOOKS) -> dict[str, Any]:
     view["respostas_tardias"] = head.late
     view["respostas_repetidas"] = head.duplicates
     view["entregas"] = [_delivery_view(delivery) for delivery in head.deliveries]
-    # Encoded one by one: as objects, those of a wide run would all be kept, collected and encoded in one long stretch.
+    # Encoded one by one, because a wide run as objects would burden the garbage collector and hold up the event loop.
     view["tarefas"] = [msgspec.Raw(_encoder.encode(_task_view(run.plan, task, looks))) for task in run.tasks]
     return view
 
@@ -79,8 +79,10 @@ def _task_view(plan: Plan, task: Task, looks: Looks) -> dict[str, Any]:
 
 
 def _sent_at(task: Task) -> float | None:
-    """When its last command was sent. An answer may come before that is noted, and then it never is; what is noted of
-    an ended task may be the sending of its dead letter."""
+    """Return when the task's last command was sent, if that is known.
+
+    A time after the task's end is that of its dead letter. The sending itself is not noted if the answer came first.
+    """
     if task.sent_at is not None and task.ended_at is not None and task.sent_at > task.ended_at:
         return None
     return task.sent_at
@@ -99,7 +101,7 @@ def _delivery_view(delivery: Delivery) -> dict[str, Any]:
 
 
 def entry_view(plan: Plan, entry: HistoryEntry) -> dict[str, Any]:
-    """One line of a run's history. What workers wrote is shown as it is."""
+    """Return one entry of a run's history. Texts of workers are shown unchanged."""
     detail, traceback = split_traceback(entry.detail)
     if detail is not None and entry.what in _OF_DELIVERIES:
         detail = masked(detail)
@@ -115,7 +117,7 @@ def entry_view(plan: Plan, entry: HistoryEntry) -> dict[str, Any]:
 
 
 def accepted_view(run_id: str, status: RunStatus) -> dict[str, Any]:
-    """The answer to a request that was taken."""
+    """Return the reply to an accepted request."""
     return {"correlation_id": run_id, "status": status, "links": links(run_id)}
 
 

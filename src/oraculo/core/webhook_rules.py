@@ -1,8 +1,8 @@
-"""The rule which hosts and addresses a webhook may reach: global ones, and those that `ORACULO_WEBHOOK_ALLOW` names.
+"""The hosts and addresses that a webhook may reach: global ones, and those that `ORACULO_WEBHOOK_ALLOW` names.
 
-The URL of a webhook comes with a request. Without this rule, whoever may start a run could post to services that only
-this machine or its network should reach. `WebhookRules.host_fault` judges a URL's host by its spelling alone, for an
-answer at once. `WebhookRules.address_fault` judges the address that is about to be connected to, and decides.
+A request brings the URL of its webhook. Without this rule, anybody who may start a run could post to services inside
+this machine or its network. `WebhookRules.host_fault` judges a host by its spelling, when the request comes.
+`WebhookRules.address_fault` judges the address before a connection is made, and has the last word.
 """
 
 import re
@@ -75,7 +75,7 @@ class WebhookRules:
 
 
 def allow_fault(entries: Sequence[str]) -> str | None:
-    """Return the fault of the first entry that is no host, address or network."""
+    """Return the fault of the first entry that is not a host, address or network."""
     for entry in entries:
         name = _normal(entry)
         if _network_of(name) is None and (not _NAME.fullmatch(name) or _address_of(name) is not None):

@@ -6,7 +6,7 @@ from functools import partial
 from typing import NamedTuple
 
 from oraculo.core.aggregate import summary
-from oraculo.core.explain import NAMED, Audience, explain, handed_on_to, not_succeeded
+from oraculo.core.explain import NAMED, Audience, explain, not_succeeded, passed_on_to
 from oraculo.core.history import Happened
 from oraculo.core.phase import QueueLook
 from oraculo.core.run import Run, TaskStatus
@@ -173,7 +173,7 @@ class Explanation:
         if not (self._engine.broker.capabilities.peeks and 0 < audience.dead_letters <= _MOST_DEAD_LETTERS):
             return audience
         try:
-            return audience._replace(own_letters=await self._dead_letters.commands_of(run, queue))
+            return audience._replace(own_dead_letters=await self._dead_letters.commands_of(run, queue))
         except BrokerError:
             return audience
 
@@ -201,7 +201,7 @@ def _queues_of(run: Run) -> _Queues:
     steps = run.plan.steps
     destinations: dict[str, dict[str, Bridge]] = {}
     for step in (steps[task.number] for task in named if task.is_open and not task.unsent and not task.awaits_retry):
-        to = handed_on_to(step)
+        to = passed_on_to(step)
         destinations.setdefault(step.queue, {})[to.url] = to
     return _Queues(
         {steps[task.number].queue for task in active},
