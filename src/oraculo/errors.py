@@ -8,43 +8,43 @@ OraculoError
 │   │   └── UnknownPipeline it names a pipeline that is not known here
 │   ├── InvalidPipeline     a pipeline definition that breaks its rules
 │   └── InvalidSettings     oraculo.toml or the environment
-├── PayloadTooLarge         over the configured limit
+├── PayloadTooLarge         a payload or request over the configured limit
 ├── NotFound                no such run, pipeline, queue or dead letter
-├── Conflict                it clashes with what is there (an id in use, a run that has not ended)
+├── Conflict                a clash with what exists (an id in use, a run that has not ended)
 │   └── IdempotencyKeyReused  the same key with another body
-├── TooManyNewQueues        a minute brought as many new queues as the settings allow; worth a retry
+├── TooManyNewQueues        more new queues in a minute than the settings allow; worth a retry
 ├── BrokerError             the broker refused or did not confirm
-│   ├── BrokerUnavailable   it cannot be reached now; worth a retry
+│   ├── BrokerUnavailable   the broker cannot be reached now; worth a retry
 │   │   ├── QueueUnavailable  one queue takes nothing now, while the broker works
-│   │   │   ├── QueueFull   it has no room, by a limit of its owner's
-│   │   │   └── QueueDown   it does not work; another broker may take its messages
-│   │   ├── NotMoved        one of several could not put a dead letter away (there, too)
-│   │   └── ConsumerDoubted a consumer may not hear, and is made again to be sure (there, too)
-│   ├── MessageTooLarge     the broker will never take a message of that size
-│   └── NotAnId             no dead letter there can have that id (in ports/broker.py)
+│   │   │   ├── QueueFull   the queue has no room, by a limit of its owner
+│   │   │   └── QueueDown   the queue does not work; another broker may take its messages
+│   │   ├── NotMoved        a dead letter could not be put away (in the adapters)
+│   │   └── ConsumerDoubted a consumer may be deaf, and is made again (in the adapters)
+│   ├── MessageTooLarge     the broker never takes a message of that size
+│   └── NotAnId             no dead letter of the broker can have that id (in ports)
 ├── StoreError              the store refused
-│   ├── WrittenByNewer      it holds what only a newer version understands; no other run is held up by it
-│   └── StoreUnavailable    it cannot be reached now; worth a retry
-│       └── StoreRefuses    it answers, and takes nothing from anybody until it is mended
+│   ├── WrittenByNewer      one run needs a newer version; the others go on
+│   └── StoreUnavailable    the store cannot be reached now; worth a retry
+│       └── StoreRefuses    the store answers, but takes nothing until it is mended
 ├── ObjectsError            the object store refused
-│   ├── ObjectsUnavailable  it cannot be reached now; worth a retry
-│   └── ObjectLost          an object is not there, or is not what was put
+│   ├── ObjectsUnavailable  the object store cannot be reached now; worth a retry
+│   └── ObjectLost          an object is missing, or differs from what was put
 ├── Unreachable             no server answers the command line (in cli/client.py)
-├── Refused                 the server answered the command line that it will not (there, too)
+├── Refused                 the server refused a call of the command line (in cli/client.py)
 └── InvariantBroken         a programmer's error: the state machine was asked for the impossible
 
-Adapters have a few more, under BrokerError and StoreUnavailable, which do not leave their room by name.
+Adapters have a few more under BrokerError and StoreUnavailable. Nobody outside an adapter names those.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-NO_THREAD = "can't start new thread"  # Python's words, in a RuntimeError, where the system has no room for another
+NO_THREAD = "can't start new thread"  # the text of Python's RuntimeError when the system has no room for another thread
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong with an input: where it is, and what would be right."""
+    """One fault of an input: its field, and what would be right."""
 
     field: str
     problem: str
@@ -54,7 +54,7 @@ class Fault:
 
 
 class OraculoError(Exception):
-    """The root of the tree."""
+    """The base of every error that ORÁCULO raises on purpose."""
 
 
 class InvalidInput(OraculoError):
@@ -67,7 +67,7 @@ class InvalidInput(OraculoError):
         return cls(Fault(field, problem))
 
     def within(self, field: str) -> "InvalidInput":
-        """The same of an input that stands in that field of another."""
+        """Return the same error for an input that is in that field of another."""
         return type(self)([Fault(f"{field}.{one.field}" if one.field else field, one.problem) for one in self.faults])
 
 
@@ -84,11 +84,11 @@ class InvalidRequest(InvalidInput):
 
 
 class UnknownPipeline(InvalidRequest):
-    """The request names a pipeline that this process does not know; another may have put it a moment ago."""
+    """The request names a pipeline that this process does not know. Another process may just have stored it."""
 
 
 class InvalidPipeline(InvalidInput):
-    """A definition with faults. `name` is what it calls itself, as far as that could be read."""
+    """A pipeline definition has faults. `name` is its own name, as far as that could be read."""
 
     name = ""
 
@@ -104,7 +104,7 @@ class PayloadTooLarge(OraculoError):
         super().__init__(f"{field}: {size} bytes, over the limit of {limit} bytes")
 
     def within(self, field: str) -> "PayloadTooLarge":
-        """The same of a request that stands in that field of a message."""
+        """Return the same error for a request that is in that field of a message."""
         place = field if self.field == "request" else f"{field}.{self.field}"
         return PayloadTooLarge(place, self.size, self.limit)
 
@@ -122,7 +122,7 @@ class IdempotencyKeyReused(Conflict):
 
 
 class TooManyNewQueues(OraculoError):
-    """`wait`: seconds after which there is room for those that were asked for."""
+    """A minute brought more new queues than the settings allow. There is room again after `wait` seconds."""
 
     def __init__(self, limit: int, wait: int) -> None:
         self.wait = wait
@@ -140,23 +140,23 @@ class BrokerUnavailable(BrokerError):
 
 
 class QueueUnavailable(BrokerUnavailable):
-    """One queue takes nothing now, while the broker works. Worth a retry, and no reason to leave the broker."""
+    """One queue takes nothing now, while its broker works. Worth a retry, and no reason to leave the broker."""
 
 
 class QueueFull(QueueUnavailable):
-    """A queue has no room, by a limit of its owner's: another broker is no way round it."""
+    """A queue has no room, by a limit of its owner. Another broker must not be used to get around it."""
 
 
 class QueueDown(QueueUnavailable):
-    """A queue does not work, while its broker does: another broker may take its messages."""
+    """A queue does not work, while its broker does. Another broker may take its messages."""
 
 
 class MessageTooLarge(BrokerError):
-    """`limit`: None where the broker does not tell it; then nobody knows the `excess`."""
+    """The broker never takes a message of this size. `excess` is None when the broker does not name its limit."""
 
-    def __init__(self, told: str, size: int, limit: int | None) -> None:
+    def __init__(self, reason: str, size: int, limit: int | None) -> None:
         self.excess = None if limit is None else size - limit
-        super().__init__(f"{told}; raise that limit or, if it is a command, lower ORACULO_LIMITS_PAYLOAD_BYTES")
+        super().__init__(f"{reason}; raise that limit or, if it is a command, lower ORACULO_LIMITS_PAYLOAD_BYTES")
 
 
 class StoreError(OraculoError):
@@ -164,11 +164,10 @@ class StoreError(OraculoError):
 
 
 class WrittenByNewer(StoreError):
-    """`told`: what the store has, as it stands there. It is not waited for as a store that is away is: one run has it,
-    and holds up no other."""
+    """The store holds a value of a newer version (`found`). Only its own run is held up."""
 
-    def __init__(self, told: str) -> None:
-        super().__init__(f"the store has {told}, as a newer ORÁCULO writes it: run that version")
+    def __init__(self, found: str) -> None:
+        super().__init__(f"the store has {found}, as a newer ORÁCULO writes it: run that version")
 
 
 class StoreUnavailable(StoreError):
@@ -176,8 +175,10 @@ class StoreUnavailable(StoreError):
 
 
 class StoreRefuses(StoreUnavailable):
-    """It answered that it cannot, for a reason of its own or its owner's (a full disk, a right that is missing), never
-    for what was asked of it: to ask for less, or for something else, helps nobody."""
+    """The store answers that it cannot work, because of a full disk or a missing right, say.
+
+    The request is not the reason, so a smaller or another one would be refused, too.
+    """
 
 
 class ObjectsError(OraculoError):

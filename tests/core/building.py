@@ -211,7 +211,7 @@ class Driver:
 
 
 def check_laws(run: Run) -> None:
-    """What holds of a run between any two events."""
+    """Assert the laws that hold for a run between any two events."""
     head, tasks = run.head, run.tasks
     for counter, status in _COUNTERS.items():
         assert getattr(head, counter) == sum(task.status is status for task in tasks), counter
@@ -263,7 +263,7 @@ def copied(struct: Any) -> Any:
 
 
 def stored(task: Task) -> Task:
-    """Without what is counted again on load."""
+    """Return the task without the counts that are made again on load."""
     return msgspec.structs.replace(task, missing=0)
 
 

@@ -1,8 +1,8 @@
-"""What a run is, said once more and another way: from the contract, by looking at the whole run after every event.
+"""A model of a run, written from the contract in another way than the core.
 
-The core keeps counters and follows what depends on what step by step, because a run may be ten thousand wide. Here
-everything is looked at again until nothing changes, so that the two can hardly be wrong in the same way. The words are
-the wire's. `view` is what a user sees of it.
+The core keeps counters and follows dependencies step by step, because a run may be ten thousand wide. The model looks
+at the whole run after every event until nothing changes, so that the two can hardly be wrong in the same way. Its
+words are those of the wire. `view` returns what a user sees.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -41,13 +41,13 @@ class Step:
 
     @property
     def names(self) -> set[str]:
-        """What a worker may call it."""
+        """Return the names that a worker may use for the step."""
         return {self.id, self.queue, self.queue.removeprefix("escavador_").removeprefix("executador_")}
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a run was asked to be."""
+    """The request of a run."""
 
     steps: tuple[Step, ...]
     is_pipeline: bool
@@ -107,7 +107,7 @@ class Task:
 
     @property
     def told_sent_at(self) -> float | None:
-        """What was sent after the end is the dead letter."""
+        """Return when the command was sent. A time after the end is that of the dead letter."""
         was_before = self.sent_at is None or self.ended_at is None or self.sent_at <= self.ended_at
         return self.sent_at if was_before else None
 
@@ -170,8 +170,10 @@ class Model:
     # -- what workers and brokers say ---------------------------------------------------------------------------
 
     def whose(self, reply: Reply, redelivered: bool) -> Task | None:
-        """By `tarefa`, else by a name in the payload, else by its kind: the only one that is meant, the one that had
-        this very message before, or the only one that awaits an answer."""
+        """Return the task of an answer, by `tarefa`, by a name in the payload, or by its kind.
+
+        Of several tasks it is the one that had this message before, or the only one that awaits an answer.
+        """
         if reply.tarefa in self.tasks:
             return self.tasks[reply.tarefa]
         kin = [task for task in self.tasks.values() if task.step.answers_with == reply.event]
@@ -185,7 +187,7 @@ class Model:
         return None
 
     def answered(self, reply: Reply, redelivered: bool, jitter: float, now: float) -> str | None:
-        """None when nobody can tell whose answer it is."""
+        """Apply an answer. Return the verdict, or None for an answer without a task."""
         task = self.whose(reply, redelivered)
         if task is None:
             return None
@@ -297,9 +299,11 @@ class Model:
         return "applied"
 
     def lost(self, via: str, letters: bool, before: float | None, now: float) -> str:
-        """What the broker took goes out again. A letter is judged by when its task ended, before which it was not sent,
-        by a clock that may be ahead a little, or by when it was last sent again. A time to come is one from before the
-        clock was set back."""
+        """Send again what the broker took.
+
+        A dead letter counts from the end of its task, by a clock that may be a little ahead, or from its last sending.
+        A time in the future is from before the clock was set back.
+        """
         before = before + 1.5 if before is not None and letters else before
         lost = [
             task
@@ -387,7 +391,7 @@ class Model:
         return "applied"
 
     def _hopes_again(self, task: Task, reopened: Sequence[Task]) -> bool:
-        """It was skipped, stands behind what is reopened, and nothing else is in its way."""
+        """Return whether a skipped task depends on a reopened one, and on no other that failed."""
         may_succeed = all(one in reopened for one in self._failed_before(task))
         return task.status == "ignorada" and may_succeed and any(one in reopened for one in self._before(task))
 
@@ -438,7 +442,7 @@ class Model:
             self._end(now, now)
 
     def _send_and_skip(self, now: float) -> None:
-        """Until nothing changes: sent is what is behind successes alone, skipped what is behind a failure."""
+        """Send tasks behind successes alone and skip tasks behind a failure, until nothing changes."""
         skipped: list[Task] = []
         for task in self._until_none(lambda task: all(one.has_succeeded for one in self._before(task))):
             self._begin(task, now)
@@ -593,7 +597,7 @@ class Model:
         }
 
     def _phase(self, task: Task) -> str | None:
-        """As far as it is known without a look at the queue."""
+        """Return the phase, as far as it is known without a look at the queue."""
         if task.retry_at is not None:
             return "aguardando_nova_tentativa"
         is_sent = task.status == "em_execucao" and not task.to_send

@@ -122,7 +122,7 @@ class Stage:
             self.apply(event, expected)
 
     def commit(self) -> None:
-        """What changed is written, and nothing else; then it is sent and delivered."""
+        """Write what changed, and nothing else. Then send and deliver."""
         changes = self.changes
         self._rows |= {number: msgspec.json.encode(task) for number, task in changes.tasks.items()}
         if changes.dirty:
@@ -136,7 +136,7 @@ class Stage:
         self.changes = Changes(self.run)
 
     def reload(self) -> None:
-        """As another engine would, or this one after a crash: what was not committed never was."""
+        """Load the run as after a crash: uncommitted changes are gone."""
         tasks = [_task.decode(self._rows[number]) for number in range(len(self.run.tasks))]
         for task in tasks:
             task.missing = 0
@@ -174,7 +174,7 @@ def _expect(what: str, core: object, model: object, *, same: bool | None = None)
 
 
 def _narrowed(what: str, core: Any, model: Any) -> tuple[str, Any, Any]:
-    """Of two large objects, the first part in which they differ."""
+    """Return the first part in which two large objects differ."""
     if isinstance(core, dict) and isinstance(model, dict):
         key = next(key for key in core | model if core.get(key) != model.get(key))
         return _narrowed(f"{what}, {key}", core.get(key), model.get(key))
@@ -182,7 +182,7 @@ def _narrowed(what: str, core: Any, model: Any) -> tuple[str, Any, Any]:
 
 
 def _seen(run: Run) -> dict[str, Any]:
-    """What a user sees of the run, but for its names and the words of the reasons."""
+    """Return what a user sees of the run, but for its names and the words of the reasons."""
     view = run_view(run)
     for name in ("correlation_id", "pipeline", "prioridade", "links", "definicao"):
         del view[name]
@@ -266,7 +266,7 @@ class TooLarge:
 
 @dataclass(frozen=True)
 class Answer:
-    """By `tarefa`, a name in the payload, or nothing; of the attempt at hand, of another, or of none."""
+    """An answer that names its task by `tarefa`, by a name in the payload or not at all, and any attempt or none."""
 
     task: int
     among: str
@@ -297,7 +297,7 @@ class Answer:
         )
 
     def _names(self, step: Step) -> dict[str, str]:
-        """What the payload says of whose it is."""
+        """Return the fields of the payload that name the destination."""
         short = step.queue.removeprefix("escavador_").removeprefix("executador_")
         told = {
             "task": {"tarefa": step.id},
@@ -361,7 +361,7 @@ class Ring:
 
 @dataclass(frozen=True)
 class WaitForTimer:
-    """Until the very moment that one is due; then all that are due ring, the run's first or last."""
+    """Wait until a timer is due. Then every due timer rings, the run's first or last."""
 
     run_first: bool
 
@@ -560,7 +560,7 @@ def _encoded(reply: Reply) -> bytes:
 
 
 def difference(story: Story) -> str | None:
-    """Where the core and the model differ first, if they do."""
+    """Return the first difference between the core and the model, if there is one."""
     try:
         stage = Stage(story.asked)
         for wait, act in story.steps:
@@ -577,7 +577,7 @@ def difference(story: Story) -> str | None:
 
 
 def shortest(story: Story) -> Story:
-    """What is left of a story in which they differ when every step that can be spared is left out."""
+    """Return the story without every step that its difference does not need."""
     steps: Sequence[tuple[float, Act]] = story.steps
     for size in (8, 4, 2, 1, 1):
         at = 0

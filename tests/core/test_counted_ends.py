@@ -1,4 +1,4 @@
-"""What a run counts of its tasks that ended without success says what a look at all of them would, and spares it."""
+"""The counts of unsuccessful tasks give the same results as a look at every task."""
 
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
@@ -22,7 +22,7 @@ from .stories import Stage, story_of
 
 
 def looked_up_end(run: Run) -> RunStatus:
-    """By a plain look at all tasks."""
+    """Return the end status by a plain look at all tasks."""
     statuses = [task.status for task in run.tasks]
     succeeded = statuses.count(TaskStatus.SUCCEEDED)
     if succeeded == len(statuses):
@@ -61,7 +61,7 @@ def deadline_ahead(run: Run, task: Task) -> Cause | None:
 
 
 def looked_up_skipped_after(run: Run, task: Task) -> list[Task]:
-    """By a plain look at all dependencies of each that was skipped."""
+    """Return the tasks to reopen by a plain look at all dependencies of each skipped task."""
     hopeless: dict[int, int] = {}
     ready = [task.number]
     found: list[Task] = []
@@ -185,7 +185,7 @@ def joined(width: int) -> list[str | dict[str, Any]]:
 
 
 def late_answers(width: int) -> tuple[Run, Sequence[Event]]:
-    """To a run that timed out, and is amended by each."""
+    """Return a run that timed out, and late answers that amend it."""
     driver = wide([f"t{number}" for number in range(width)], onLate="amend")
     driver.at(1000).run_due()
     return driver.run, [Answered(number, 1, OK) for number in range(width)]
@@ -198,7 +198,7 @@ def late_answers_before_a_join(width: int) -> tuple[Run, Sequence[Event]]:
 
 
 def redrives(width: int) -> tuple[Run, Sequence[Event]]:
-    """Of all that one step joins."""
+    """Return a run in which all dependencies of one step failed, and a redrive of each."""
     driver = wide(joined(width))
     for number in range(width):
         driver.apply(failure(number))

@@ -1,4 +1,4 @@
-"""What a run's history tells of each thing that happened: its task, its attempt and why."""
+"""A run's history records each thing that happened, with its task, attempt and reason."""
 
 from oraculo.core.events import Cancelled, DeadLetterDiscarded, Delivered, DeliveryFailed, Progressed, Repeated
 

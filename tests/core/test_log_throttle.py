@@ -19,8 +19,8 @@ def test_after_a_while_without_it_it_is_told_at_once_and_as_one() -> None:
     assert [repeats.times("away", second) for second in (0, 1, 2, 63, 64, 90_000)] == [1, 0, 0, 1, 0, 1]
 
 
-def test_what_takes_long_to_fail_is_told_once_a_minute_too() -> None:
-    """As each attempt at a server that is frozen: it waits 15 s for an answer, and the next comes after a pause."""
+def test_a_trouble_that_takes_long_to_fail_is_logged_once_a_minute_too() -> None:
+    """An attempt at a frozen server waits 15 s for an answer, and the next one comes after a pause."""
     repeats = LogThrottle()
     assert [repeats.times("away", second) for second in range(0, 200, 20)] == [1, 0, 0, 3, 0, 0, 3, 0, 0, 3]
 

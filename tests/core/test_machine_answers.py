@@ -1,4 +1,4 @@
-"""What workers and the broker say: sent, succeeded, failed, again, late, progress."""
+"""Reports of workers and brokers: sent, succeeded, failed, repeated, late, progress."""
 
 import pytest
 

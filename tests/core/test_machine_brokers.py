@@ -84,7 +84,7 @@ def test_dead_letters_are_sent_again_only_when_the_memory_was_lost() -> None:
     [(9.0, Verdict.APPLIED), (10.0, Verdict.APPLIED), (11.0, Verdict.NOTHING), (13.0, Verdict.APPLIED)],
 )
 def test_what_was_sent_since_the_memory_was_lost_is_left_alone(sent: float, verdict: Verdict) -> None:
-    """And what seems to be sent in the future was sent before the clock was set back."""
+    """A message with a time in the future was sent before the clock was set back."""
     driver = fan_out("escavador_a").at(12.0)
     driver.apply(Sent(0, 1, via="rabbitmq", at=START + sent))
     driver.commands.clear()
@@ -98,8 +98,7 @@ def test_what_was_sent_since_the_memory_was_lost_is_left_alone(sent: float, verd
 def test_a_dead_letter_of_a_task_that_ended_since_is_left_alone(
     ended: float, verdict: Verdict, *, is_noted: bool
 ) -> None:
-    """Also when its answer was decided, by another engine say, before it was noted that its command was sent. The
-    clocks of two engines may differ by a second."""
+    """The sending of its command need not be noted yet. The clocks of two engines may differ by a second."""
     driver = fan_out("escavador_a")
     if is_noted:
         driver.apply(Sent(0, 1, via="rabbitmq", at=START + 1.0))

@@ -1,4 +1,4 @@
-"""What operators ask: cancel, repeat, redrive, discard."""
+"""Requests of operators: cancel, repeat, redrive, discard."""
 
 import pytest
 

@@ -210,7 +210,7 @@ def test_the_timer_of_a_blocked_task_is_nothing() -> None:
 
 
 def ended(driver: Driver, **outcomes: str) -> Driver:
-    """Each task's answer: ok, erro, tarde (its own deadline), prazo (the run's)."""
+    """End the run with these outcomes: ok, erro, tarde (the task's deadline) or prazo (the run's)."""
     driver.sent()
     for name, outcome in outcomes.items():
         driver.sent()
@@ -225,7 +225,7 @@ def ended(driver: Driver, **outcomes: str) -> Driver:
 
 
 def _own_deadline(outcomes: dict[str, str], name: str) -> dict[str, float]:
-    """None for one that the run's deadline is to end: the earlier one counts, whichever timer rings."""
+    """Return the timeout of a step, or none for one that the run's deadline shall end."""
     return {} if outcomes.get(name) == "prazo" else {"timeout": 10}
 
 

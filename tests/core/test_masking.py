@@ -1,4 +1,4 @@
-"""What is shown of texts with webhooks' URLs in them."""
+"""Texts with webhook URLs are shown without secrets."""
 
 import pytest
 

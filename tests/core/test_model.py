@@ -1,4 +1,4 @@
-"""Whatever the story, the core does what the model of a run does, and shows the same after every event."""
+"""The core does what the model of a run does in every story, and shows the same after every event."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Where an open task is: in its queue, at work, or waiting for its next attempt."""
+"""The phase of an open task: in its queue, at work, or waiting for its next attempt."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How many steps a quorum needs, and what is none."""
+"""The number of steps that a quorum needs, and quorums that are refused."""
 
 import pytest
 

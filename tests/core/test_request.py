@@ -286,7 +286,7 @@ def test_a_bad_field_is_named_with_what_would_be_right(field: str, value: Any, t
 
 
 def test_a_whole_number_may_be_written_with_a_point() -> None:
-    """As some languages write every number."""
+    """Some languages write every number so."""
     for priority, quorum in (("5.0", "1"), ("5", "1.0"), ("5.0", "1.0")):
         body = f'{{"destinos": ["a"], "prioridade": {priority}, "quorum": {quorum}}}'
         request = read_request(body.encode(), Limits())

@@ -63,7 +63,7 @@ def test_whatever_the_ids_are_a_reference_is_read_by_its_run_and_by_no_other(
     ],
 )
 def test_a_key_is_made_as_docs_large_results_tells_it(task: str, name: str) -> None:
-    """For workers without the SDK, which make it themselves."""
+    """Workers without the SDK make such keys themselves."""
     run, content = (blake2b(text, digest_size=16).hexdigest() for text in ("execução-1".encode(), BODY))
     key = f"{run[:2]}/{run}/{name}-{content}.json"
     assert make_reference("execução-1", task, BODY).key == key

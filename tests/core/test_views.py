@@ -15,7 +15,7 @@ from .building import START, fan_out, flow
 
 
 def shown(run: Run) -> dict[str, Any]:
-    """As a client reads it."""
+    """Return the view that a client reads."""
     view: dict[str, Any] = json.loads(msgspec.json.encode(run_view(run)))
     return view
 

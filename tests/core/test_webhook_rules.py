@@ -1,4 +1,4 @@
-"""Which hosts and addresses webhooks may reach."""
+"""The hosts and addresses that webhooks may reach."""
 
 import pytest
 
