@@ -140,13 +140,11 @@ async def test_the_engine_gathers_what_plain_workers_answer(broker: str, fleet: 
         worker.expect_alive()
 
 
-@pytest.mark.parametrize("page", ["README.md", "README.pt-BR.md"])
-async def test_the_declaration_that_the_readme_shows_is_taken_once_oraculo_has_made_the_queue(
-    page: str, fleet: Fleet
-) -> None:
+async def test_the_declaration_that_the_page_shows_is_taken_once_oraculo_has_made_the_queue(fleet: Fleet) -> None:
     settings = settings_for(fleet.url("rabbitmq"))
     queue = f"{settings.broker.prefix}executador_relatorio"
-    shown = re.search(r"```python\n(channel\.queue_declare.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
+    page = (ROOT / "docs/how-to/rabbitmq.md").read_text("utf-8")
+    shown = re.search(r"```python\n(channel\.queue_declare.*?)```", page, re.DOTALL)
     assert shown
     taken: list[bytes] = []
     async with Stage(settings) as oraculo:
