@@ -28,12 +28,12 @@ _OF_PAGES = {
 }
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _FOREIGN_PAGE = (
-    "A browser sent this for a page of another site, and such a page may change nothing here. Call the API from a page "
-    "of this server's own host, or from a program."
+    "A browser sent this for a page of another site, which may change nothing here. Call the API from a page of this "
+    "host, or from a program."
 )
 _FOREIGN_HOST = (
-    "The Host {host} is no name of this machine. Without API keys the server answers only to localhost, 127.0.0.1 and "
-    "[::1]; set ORACULO_API_KEYS, or ORACULO_API_INSECURE=true where a proxy decides who may call."
+    "The Host {host} is no name of this machine, and the server has no API keys. Set ORACULO_API_KEYS, or "
+    "ORACULO_API_INSECURE=true where a proxy decides who may call."
 )
 _NO_KEYS = (
     "This server has no API keys, so it answers only to its own machine; set ORACULO_API_KEYS, or "

@@ -33,8 +33,8 @@ Payload = Annotated[
 def check_worker(queue: Queue, timeout: Timeout = 10.0, payload: Payload = None, as_json: AsJson = False) -> None:
     """Play conformance cases against a running worker, in any language, over ORACULO_BROKER_URL.
 
-    The cases send it commands and garbage. Use an ORACULO_PREFIX of its own, or stop the engines: an engine takes the
-    answers of a worker that sends them to `resultados` whatever `responder_em` says. Exit status 1 when a case failed.
+    The cases send it commands and garbage. Use an ORACULO_PREFIX of its own, or stop the engines: they
+    would take the answers of a worker that ignores `responder_em`. Exit status 1 when a case failed.
     """
     from oraculo.settings import load_settings
     from oraculo.telemetry.logs import configure_logging

@@ -1,8 +1,8 @@
 """Signal handling in the processes that a handler forks, as `multiprocessing` does.
 
 A forked child copies our signal handlers and the descriptor that wakes our event loop. With them it would ignore a
-SIGTERM, so `Pool` and `Process.terminate` would wait for ever. Ctrl-C in a terminal reaches every process at once: the
-children let the first one pass, because we finish what is in work and need them for it.
+SIGTERM, so `Pool` and `Process.terminate` would wait for ever. Ctrl-C in a terminal reaches every process at once. The
+children let the first one pass, because the work in progress still needs them.
 """
 
 import functools

@@ -53,8 +53,8 @@ def list_fault(url: str) -> str | None:
     who = parts[2].rpartition("@")[0]
     if "@" in who and "," in who:
         return (
-            "has a user or password for each host, where they stand once, before the first (amqp://user:password@a,b), "
-            "or a password with '@' or ',' in it, which are written %40, %2C"
+            "has a user or password for each host, or an '@' or ',' in a password: write one login, before the first "
+            "host (amqp://user:password@a,b), and %40, %2C in a password"
         )
     if "," in _path(parts[3]):
         return (

@@ -23,9 +23,8 @@ class App:
     **Payload.** Annotate it as `dict[str, Any]`, a `msgspec.Struct`, a dataclass or a `TypedDict`. A payload that
     does not fit the type fails the task at once, with a reason that names the field.
 
-    **Answer.** The returned value is sent as `{"status": "ok", "dados": value}` by a collector, and with `resultado`
-    in the place of `dados` by any other handler. To send another payload, return an
-    `Answer`.
+    **Answer.** A collector sends the returned value as `{"status": "ok", "dados": value}`, any other handler with
+    `resultado` for `dados`. To send another payload, return an `Answer`.
 
     **Failure.** An exception fails the attempt, and the engine plans the next one. Raise
     `DoNotRetry` if another attempt would fail, too.

@@ -127,9 +127,8 @@ class Client:
 
     def _unanswered(self, run_id: str, timeout: float) -> str:
         return (
-            f"run {run_id}: no answer in {in_words(timeout)}. Either it has not ended, or it had ended before it was "
-            f"asked for again (see `oraculo runs show`), or the request was refused: then the reason is with it in "
-            f"{naming.dlq_of(self._names.requests)} (`oraculo dlq list {naming.REQUESTS}`)"
+            f"run {run_id}: no answer in {in_words(timeout)}; see `oraculo runs show`, or, for a refused request, "
+            f"look in {naming.dlq_of(self._names.requests)} (`oraculo dlq list {naming.REQUESTS}`)"
         )
 
     def _unread(self, run_id: str, error: InvalidInput) -> str:

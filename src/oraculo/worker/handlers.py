@@ -132,8 +132,8 @@ def _resolved(annotation: object, function: Callable[..., Any]) -> Any:
 def _decoder_of(annotation: Any) -> msgspec.json.Decoder[Any]:
     if not _reads_objects(msgspec.inspect.type_info(annotation)):
         raise TypeError(
-            f"its payload is annotated {annotation!r}, but a payload is always a JSON object: "
-            "use dict, Any, a msgspec.Struct that is not array_like, a dataclass or a TypedDict"
+            f"its payload is annotated {annotation!r}, and a payload is a JSON object: "
+            "use dict, Any, a msgspec.Struct without array_like, a dataclass or a TypedDict"
         )
     return msgspec.json.Decoder(annotation)
 

@@ -18,7 +18,7 @@ class WorkerLog:
     """A logger with structlog's methods that never raises: a full disk or a closed log must not cost an answer.
 
     A line that it cannot write goes to stderr, in ASCII. Where structlog is not configured, tracebacks are Python's
-    own: structlog's show the values of variables, passwords too, and take a quarter of a second each.
+    own. structlog's show the values of variables, passwords too, and take a quarter of a second each.
     """
 
     def __init__(self, **named: object) -> None:

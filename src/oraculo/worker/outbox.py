@@ -1,7 +1,7 @@
 """The outbox of answers and progress reports, published and acked in batches.
 
-While batches wait for their confirms the next one gathers, so an idle worker answers at once and a busy one makes large
-batches. A command is acked only after the broker confirmed its answer.
+The next batch gathers while others wait for their confirms. So an idle worker answers at once, and a busy one makes
+large batches. A command is acked only after the broker confirmed its answer.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """The careful start of commands that were delivered often: one of them may kill the process each time.
 
-All commands that a process holds when it dies are delivered once more, so a poisonous one would take its neighbours
-along to the dead letters. So such commands begin one by one, in random order, and each is settled before the next. On
-average half of the harmless ones are done before the poisonous one begins.
+A dying process gives back every command that it holds, and the broker counts their deliveries. A poisonous command
+would take its neighbours along to the dead letters. So such commands begin one by one, in random order, and each is
+settled before the next. On average half of the harmless ones are done before the poisonous one begins.
 
 Mostly none is poisonous: processes are killed for other reasons too. So that slow commands do not wait for each other
 until their deadlines, each slow turn doubles the number of the next.

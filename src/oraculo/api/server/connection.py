@@ -201,8 +201,7 @@ class BoundedConnection(asyncio.Protocol):
     def refuse(self, status: int, detail: str) -> None:
         """Answer with a problem, and close the connection.
 
-        Where another reply is under way, or this request has one, the connection is only closed: the client would take
-        one for the other.
+        With a reply under way the connection is only closed: the client would take the problem for that reply.
         """
         if self._is_refused or self.transport.is_closing():
             return
