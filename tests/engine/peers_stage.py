@@ -46,12 +46,12 @@ class Slow(Unreachable):
 
     def __init__(self, server: OneServer) -> None:
         super().__init__(server)
-        self._server = server
+        self._reached = server
         self.gate = asyncio.Event()
 
     async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         await self.gate.wait()
-        return await self._server.publish(messages)
+        return await self._reached.publish(messages)
 
 
 class Told:

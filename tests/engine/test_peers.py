@@ -319,10 +319,10 @@ async def test_commands_are_swept_though_the_quarantine_is_full(group: Group, mo
         for n in range(4):
             failed = {"destinos": ["executador_x"], "correlation_id": f"a-{n}"}
             assert (await one.run(failed))["status"] == "erro"
-        await until(lambda: one.engine._outbox._dead_letters.load >= 1, saying="a quarantine that is full")
+        await until(lambda: one.engine._outbox._lines.dead_letters.load >= 1, saying="a quarantine that is full")
         run_id = await front.submit({"destinos": ["escavador_a"], "correlation_id": "b"})
         assert (await one.ended(run_id, wait=10))["status"] == "concluida"
-        assert one.engine._outbox._dead_letters.load >= 1
+        assert one.engine._outbox._lines.dead_letters.load >= 1
         broker.room.set()
 
 

@@ -20,7 +20,7 @@ from oraculo.engine.inbox import Inbox, Note
 from oraculo.engine.queues.removal import NotedQueues
 from oraculo.engine.results.reader import ResultReader
 from oraculo.engine.send.backlog import Backlog
-from oraculo.engine.send.publisher import MAX_WAITING, Entry, Key, PublishLine
+from oraculo.engine.send.publisher import MAX_WAITING, Entry, Key, PublishLines
 from oraculo.engine.send.run_order import FEW
 from oraculo.errors import BrokerError, MessageTooLarge, ObjectLost, ObjectsError, OraculoError
 from oraculo.ports.broker import Broker, Outgoing
@@ -36,7 +36,6 @@ PORTION = 500
 _NONE: Mapping[str, bytes] = MappingProxyType({})
 _ROOM_FOR_WIDE = 0.8  # of a line; the rest is kept for small runs
 _MOST_READING = 200  # commands that wait for large results
-_REFUSING_FOR = 60.0  # seconds for which a queue counts as refusing: longer than until it is tried again
 
 OnRefused = Callable[[Unsent, str, TroubledQueues], None]  # the command, its queue, and the note of the refusal
 _Wanted = tuple[int, int]  # task, attempt
@@ -90,31 +89,18 @@ class Outbox:
         self._telemetry = telemetry
         self._backlog = backlog
         self._on_refused = on_refused
-        self._refusing = TroubledQueues(_REFUSING_FOR)
-        self._refusing_dead_letters = TroubledQueues(_REFUSING_FOR)
-        self._known = made_queues.known
-        # Commands to new queues, to refusing queues, and dead letters have lines of their own. A broker makes a new
-        # queue slowly, a refusing queue may be slow to refuse again, and a dead-letter queue may be full.
-        self._commands, self._commands_to_new, self._commands_to_refusing, self._dead_letters = (
-            PublishLine(
-                publisher,
-                clock,
-                telemetry,
-                self._confirmed,
-                self._refused,
-                self._still_wanted,
-                refusing,
-                inbox.holds_back,
-                self._known,
-            )
-            for publisher, refusing in (
-                (broker, self._refusing),
-                (made_queues, self._refusing),
-                (broker, self._refusing),
-                (broker, self._refusing_dead_letters),
-            )
+        self._lines = PublishLines(
+            broker,
+            made_queues,
+            made_queues.known,
+            self._confirmed,
+            self._refused,
+            self._still_wanted,
+            inbox.holds_back,
+            clock,
+            telemetry,
         )
-        inbox.on_eased = self._wake_lines
+        inbox.on_eased = self._lines.wake
         self._in_flight: dict[Key, _Flight] = {}
         self._unreported: dict[Key, DeadLettered] = {}  # dead letters, logged when the broker took them
         self._reading: dict[Key, asyncio.Task[None]] = {}  # the large results that a command hands on
@@ -182,11 +168,15 @@ class Outbox:
             self._line_up(key, run, dead, body, shared.are_many)
 
     def _has_room(self, run: Run, number: int, dead: str | None, are_many: bool) -> bool:
-        return self._line_of(run, number, dead).load < (_ROOM_FOR_WIDE if are_many else 1)
+        line = self._lines.line_of(self._queue_of(run, number), is_dead_letter=dead is not None)
+        return line.load < (_ROOM_FOR_WIDE if are_many else 1)
+
+    def _queue_of(self, run: Run, number: int) -> str:
+        return self._names.physical(run.plan.steps[number].queue)
 
     def _line_up(self, key: Key, run: Run, dead: str | None, body: bytes, are_many: bool) -> None:
         number, task = key[1], run.tasks[key[1]]
-        queue = self._names.physical(run.plan.steps[number].queue)
+        queue, is_dead_letter = self._queue_of(run, number), dead is not None
         if dead is not None:
             dead = f"failed for good at attempt {task.attempt}: {dead}"
             step = run.plan.steps[number]
@@ -195,17 +185,8 @@ class Outbox:
         self._in_flight[key] = _Flight(task, task.status is TaskStatus.RUNNING)
         own = None if dead is not None else _message_key(run, task)
         message = Outgoing(queue, body, run.head.priority, dead, expires_at, key=own, leaves_room=True)
-        self._line_of(run, number, dead).add(key, message, age=run.head.created_at, is_one_of_many=are_many)
-
-    def _line_of(self, run: Run, number: int, dead: str | None) -> PublishLine:
-        if dead is not None:
-            return self._dead_letters
-        queue = self._names.physical(run.plan.steps[number].queue)
-        if self._refusing and self._refusing.has(queue, asyncio.get_running_loop().time()):
-            return self._commands_to_refusing
-        # What waits for a queue that was made just now goes out first.
-        is_new = queue not in self._known or self._commands_to_new.has_waiting(queue)
-        return self._commands_to_new if is_new else self._commands
+        line = self._lines.line_of(queue, is_dead_letter=is_dead_letter)
+        line.add(key, message, age=run.head.created_at, is_one_of_many=are_many)
 
     async def _read_and_line_up(
         self, key: Key, run: Run, references: Mapping[str, ResultReference], dead: str | None, are_many: bool
@@ -253,29 +234,20 @@ class Outbox:
     # -- publishing -----------------------------------------------------------------------------------------------
 
     @property
-    def _lines(self) -> tuple[PublishLine, ...]:
-        return self._commands, self._commands_to_new, self._commands_to_refusing, self._dead_letters
-
-    def _wake_lines(self) -> None:
-        for line in self._lines:
-            line.wake()
-
-    @property
     def trouble(self) -> str | None:
         """The reason why no queue takes commands now."""
-        return self._commands.trouble or self._commands_to_new.trouble
+        return self._lines.trouble
 
     @property
     def refusing(self) -> Mapping[str, str]:
         """The queues that do not take commands now, and why."""
-        return self._refusing.reasons(asyncio.get_running_loop().time())
+        return self._lines.refusing.reasons(asyncio.get_running_loop().time())
 
     async def run(self) -> None:
         """Publish what is lined up, for ever."""
-        async with asyncio.TaskGroup() as lines:  # one that fails stops the others, and all are started again
-            lines.create_task(self._add_later())
-            for line in self._lines:
-                lines.create_task(line.run())
+        async with asyncio.TaskGroup() as group:  # one that fails stops the other, and both are started again
+            group.create_task(self._add_later())
+            group.create_task(self._lines.run())
 
     async def _still_wanted(self, entries: Sequence[Entry], have_waited: bool) -> Sequence[Entry]:
         """Return the entries that are still wanted, and forget the others.
@@ -324,7 +296,7 @@ class Outbox:
 
         Notes of a wide run that are committed a few at a time would delay its answers.
         """
-        return bool(self._later.qsize()) or self._commands.has_more or self._commands_to_new.has_more
+        return bool(self._later.qsize()) or self._lines.has_more
 
     def _refused(self, refused: Sequence[tuple[Entry, BrokerError]]) -> None:
         """Leave refused messages to the sweep, until their task's deadline.
@@ -341,8 +313,8 @@ class Outbox:
                 if flight is None or not flight.was_taken:  # otherwise an answer may come
                     self._inbox.note([Note(run_id, Unsendable(task, attempt, reason))])
                     continue
-                self._refusing.note([message.queue], reason, asyncio.get_running_loop().time())
-            refusing = self._refusing_dead_letters if is_dead_letter else self._refusing
+                self._lines.refusing.note([message.queue], reason, asyncio.get_running_loop().time())
+            refusing = self._lines.refusing_dead_letters if is_dead_letter else self._lines.refusing
             self._on_refused(Unsent(run_id, task, attempt), message.queue, refusing)
 
     async def flushed(self) -> None:
@@ -350,8 +322,7 @@ class Outbox:
         await self._later.join()
         while self._reading:
             await asyncio.wait(list(self._reading.values()))
-        for line in self._lines:
-            await line.flushed()
+        await self._lines.flushed()
 
     async def abandon(self) -> None:
         """Stop reading results for commands, which stay unsent."""
@@ -372,8 +343,7 @@ class Outbox:
 
         Full dead-letter queues, refusing queues and an object store that is away do not count.
         """
-        loads = self._commands.load, self._commands_to_new.load, self._later.qsize() / self._later.maxsize
-        return max(loads) >= 0.5
+        return max(self._lines.load, self._later.qsize() / self._later.maxsize) >= 0.5
 
 
 def _message_key(run: Run, task: Task) -> str:

@@ -1,4 +1,4 @@
-"""A line of messages on their way to the broker: one batch at a time, until each is confirmed or refused."""
+"""The publisher: lines of messages on their way to the broker, until each is confirmed or refused."""
 
 import asyncio
 from collections import Counter
@@ -18,6 +18,7 @@ PUBLISHED_BYTES = 1024 * 1024  # a broker has seconds to confirm a batch, and a 
 MAX_WAITING = 50_000
 MAX_WAITING_BYTES = 64 * 1024 * 1024
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+_REFUSING_FOR = 60.0  # seconds for which a queue counts as refusing: longer than until it is tried again
 
 Key = tuple[str, int, int, bool]  # run id, task, attempt, whether it is the dead letter
 Entry = tuple[Key, Outgoing]
@@ -168,6 +169,82 @@ class PublishLine:
                 error, MessageTooLarge
             ):  # a large message says nothing about its queue
                 self._refusing.note([queue], str(error), now)
+
+
+class PublishLines:
+    """The lines of an engine, each for messages that must not delay those of another.
+
+    A broker makes a new queue slowly, a refusing queue may be slow to refuse again, and a dead-letter queue may be
+    full. `made_queues` publishes to new queues.
+    """
+
+    def __init__(
+        self,
+        broker: Publisher,
+        made_queues: Publisher,
+        known: KnownQueues,
+        confirmed: Confirmed,
+        refused: Refused,
+        still_wanted: StillWanted,
+        holds_back: Callable[[], bool],
+        clock: Clock,
+        telemetry: Telemetry,
+    ) -> None:
+        self._known = known
+        self.refusing = TroubledQueues(_REFUSING_FOR)
+        self.refusing_dead_letters = TroubledQueues(_REFUSING_FOR)
+
+        def line(publisher: Publisher, refusing: TroubledQueues) -> PublishLine:
+            return PublishLine(
+                publisher, clock, telemetry, confirmed, refused, still_wanted, refusing, holds_back, known
+            )
+
+        self._to_known = line(broker, self.refusing)
+        self._to_new = line(made_queues, self.refusing)
+        self._to_refusing = line(broker, self.refusing)
+        self.dead_letters = line(broker, self.refusing_dead_letters)
+        self._all = self._to_known, self._to_new, self._to_refusing, self.dead_letters
+
+    def line_of(self, queue: str, *, is_dead_letter: bool) -> PublishLine:
+        """Return the line for a message to a queue."""
+        if is_dead_letter:
+            return self.dead_letters
+        if self.refusing and self.refusing.has(queue, asyncio.get_running_loop().time()):
+            return self._to_refusing
+        # What waits for a queue that was made just now goes out first.
+        is_new = queue not in self._known or self._to_new.has_waiting(queue)
+        return self._to_new if is_new else self._to_known
+
+    @property
+    def load(self) -> float:
+        """The part of the room that is taken in the lines to working queues, from 0 to 1."""
+        return max(self._to_known.load, self._to_new.load)
+
+    @property
+    def has_more(self) -> bool:
+        """Return whether more waits for working queues than what the broker is asked to take now."""
+        return self._to_known.has_more or self._to_new.has_more
+
+    @property
+    def trouble(self) -> str | None:
+        """The reason why no queue takes commands now."""
+        return self._to_known.trouble or self._to_new.trouble
+
+    def wake(self) -> None:
+        """Look again whether the commands of wide runs may go out."""
+        for line in self._all:
+            line.wake()
+
+    async def run(self) -> None:
+        """Publish what is lined up, for ever."""
+        async with asyncio.TaskGroup() as group:
+            for line in self._all:
+                group.create_task(line.run())
+
+    async def flushed(self) -> None:
+        """Return when every added message is confirmed or refused."""
+        for line in self._all:
+            await line.flushed()
 
 
 def _size(numbered: _Numbered) -> int:
