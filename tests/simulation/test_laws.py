@@ -115,9 +115,9 @@ def test_without_faults_nothing_is_ever_in_the_way() -> None:
 @pytest.mark.parametrize("seed", [3, 14, 15])
 def test_a_seed_is_the_same_story_each_time(seed: int) -> None:
     first, second = run_seed(seed), run_seed(seed)
-    assert first.told == second.told
+    assert first.story == second.story
     assert first.troubles == second.troubles
-    assert len(first.told) > 20
+    assert len(first.story) > 20
 
 
 def test_a_seed_is_the_same_story_in_any_process() -> None:
@@ -126,7 +126,7 @@ def test_a_seed_is_the_same_story_in_any_process() -> None:
         "from oraculo.testing.simulation.campaign import silence_logs\n"
         "from oraculo.testing.simulation.running import run_seed\n"
         "silence_logs()\n"
-        "print([run_seed(seed).told for seed in range(8)])"
+        "print([run_seed(seed).story for seed in range(8)])"
     )
     stories = {
         subprocess.run(

@@ -321,7 +321,7 @@ def test_an_operation_that_ends_in_an_error_of_the_code_is_caught(kind: str, mon
     outcome = next(outcome for seed in asked if not (outcome := run_seed(seed)).is_clean)
     assert outcome.violations[0].law == 0
     assert outcome.violations[0].how.endswith("KeyError: 'planted'")
-    assert any("in fail" in line for line in outcome.told)
+    assert any("in fail" in line for line in outcome.story)
 
 
 def test_a_law_that_cannot_look_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,8 +102,8 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[SeedOutcome]:
 def test_progress_and_answers_that_come_too_late_are_not_waited_for(outcomes: list[SeedOutcome]) -> None:
     short = parse_pipeline({"name": "p", "timeout": 2, "steps": [{"type": "a"}]})
     [deadline] = rehearse(short, {}, StandIn(5000.0, 0.0), Faults(drop=0.4), range(20)).tight
-    without_command = ["a message to a is lost" in " ".join(outcome.told) for outcome in outcomes]
-    assert any("a message to resultados is lost" in " ".join(outcome.told) for outcome in outcomes)
+    without_command = ["a message to a is lost" in " ".join(outcome.story) for outcome in outcomes]
+    assert any("a message to resultados is lost" in " ".join(outcome.story) for outcome in outcomes)
     assert [bool(outcome.lost) for outcome in outcomes] == without_command
     assert (deadline.met, deadline.in_vain) == (20, sum(without_command))
 

@@ -1,4 +1,4 @@
-"""The part of the broker suite about dead letters. `broker_suite` has the rest."""
+"""The tests of the broker suite about dead letters. `broker_suite` has the rest."""
 
 import asyncio
 
@@ -12,52 +12,54 @@ def _body(letter: DeadLetter) -> bytes:
     return letter.body
 
 
-class BrokerLetters(BrokerStage):
+class BrokerDeadLetters(BrokerStage):
+    """Tests about dead letters."""
+
     async def test_a_dead_letter_has_its_reason_and_its_time(self) -> None:
         async with self.running() as (broker, queue):
             await publish_all(broker, [Outgoing(queue, b"earlier", reason="the first")])
             await publish_all(broker, [Outgoing(queue, b"bad")])
             consumer = await broker.consume(queue, prefetch=1)
             await consumer.dead_letter(await self.take_one(consumer), "field x is missing")
-            earlier, letter = await self.letters(broker, queue, 2)
+            earlier, letter = await self.dead_letters(broker, queue, 2)
             assert (letter.queue, letter.body, letter.reason) == (queue, b"bad", "field x is missing")
             assert letter.id != earlier.id
             assert letter.at >= earlier.at > 0
             await self.assert_empty(broker, queue)
 
-    async def test_a_message_published_with_a_reason_goes_to_the_quarantine(self) -> None:
+    async def test_a_message_published_with_a_reason_goes_to_the_dead_letters(self) -> None:
         async with self.running() as (broker, queue):
             await publish_all(broker, [Outgoing(queue, b"bad", reason="no such task"), Outgoing(queue, b"good")])
             consumer = await broker.consume(queue, prefetch=2)
             assert (await self.take_one(consumer)).body == b"good"
-            (letter,) = await self.letters(broker, queue, 1)
+            (letter,) = await self.dead_letters(broker, queue, 1)
             assert (letter.queue, letter.body, letter.reason) == (queue, b"bad", "no such task")
 
     async def test_a_message_published_to_the_dlq_by_name_is_a_dead_letter(self) -> None:
         async with self.running() as (broker, queue):
             await publish_all(broker, [Outgoing(dlq_of(queue), b"by another client")])
-            (letter,) = await self.letters(broker, queue, 1)
+            (letter,) = await self.dead_letters(broker, queue, 1)
             assert (letter.queue, letter.body) == (queue, b"by another client")
 
     async def test_the_dlq_can_be_consumed(self) -> None:
         async with self.running() as (broker, queue):
-            await self.bury(broker, queue, 2)
+            await self.add_dead_letters(broker, queue, 2)
             consumer = await broker.consume(dlq_of(queue), prefetch=2)
             taken = await self.take(consumer, 2)
             assert [delivery.body for delivery in taken] == [b"letter 0", b"letter 1"]
             await consumer.ack(taken)
-            await self.letters(broker, queue, 0)
+            await self.dead_letters(broker, queue, 0)
 
     async def test_looking_takes_nothing_out(self) -> None:
         async with self.running() as (broker, queue):
-            first = await self.bury(broker, queue, 3)
+            first = await self.add_dead_letters(broker, queue, 3)
             assert [letter.body for letter in first] == [b"letter 0", b"letter 1", b"letter 2"]
             assert await broker.dead_letters(queue, limit=10) == first
             await self.state_where(broker, queue, lambda state: state.dead_letters == 3)
 
     async def test_looking_page_by_page_sees_each_once(self) -> None:
         async with self.running() as (broker, queue):
-            everything = list(await self.bury(broker, queue, 7))
+            everything = list(await self.add_dead_letters(broker, queue, 7))
             pages: list[DeadLetter] = []
             while page := await broker.dead_letters(queue, limit=3, after=pages[-1].id if pages else None):
                 assert len(page) <= 3
@@ -83,7 +85,7 @@ class BrokerLetters(BrokerStage):
             await publish_all(
                 broker, [Outgoing(queue, body, reason="large"), Outgoing(queue, b"small", reason="small")]
             )
-            large, small = await self.letters(broker, queue, 2)
+            large, small = await self.dead_letters(broker, queue, 2)
             assert (large.body, large.cut_from, large.reason) == (body[:DEAD_LETTER_BODY_BYTES], len(body), "large")
             assert (small.body, small.cut_from) == (b"small", None)
             seen: list[DeadLetter] = []
@@ -95,16 +97,16 @@ class BrokerLetters(BrokerStage):
 
     async def test_looking_through_all_shows_each_once_and_takes_nothing_out(self) -> None:
         async with self.running() as (broker, queue):
-            everything = await self.bury(broker, queue, 5)
+            everything = await self.add_dead_letters(broker, queue, 5)
             for _ in range(2):
                 seen: list[DeadLetter] = []
                 await broker.look_through(queue, seen.append)
                 assert sorted(seen, key=_body) == list(everything)
-            assert await self.letters(broker, queue, 5) == everything
+            assert await self.dead_letters(broker, queue, 5) == everything
 
     async def test_letters_are_looked_up_by_their_ids(self) -> None:
         async with self.running() as (broker, queue):
-            first, second, third = await self.bury(broker, queue, 3)
+            first, second, third = await self.add_dead_letters(broker, queue, 3)
             assert await broker.discard(queue, [second.id]) == 1
             seen: list[DeadLetter] = []
             await broker.look_through(queue, seen.append, [third.id, second.id, "", "no such id", first.id])
@@ -122,7 +124,7 @@ class BrokerLetters(BrokerStage):
             together = [(one, "too late"), (zero, "reason 0"), (three, "reason 3"), (four, "reason 4")]
             await consumer.dead_letter_all(together)
             await consumer.dead_letter_all(together)
-            found = {letter.body: letter.reason for letter in await self.letters(broker, queue, 3)}
+            found = {letter.body: letter.reason for letter in await self.dead_letters(broker, queue, 3)}
             assert found == {b"message 0": "reason 0", b"message 3": "reason 3", b"message 4": "reason 4"}
             await consumer.ack([two])
             await self.assert_empty(broker, queue)
@@ -131,31 +133,31 @@ class BrokerLetters(BrokerStage):
         async with self.running() as (broker, queue):
             other = self.fresh_name()
             await broker.declare([other])
-            letters = await self.bury(broker, queue, 2)
+            letters = await self.add_dead_letters(broker, queue, 2)
             assert list(await broker.dead_letters(other, limit=10)) == []
             assert await broker.redrive(other) == 0
             assert await broker.discard(other, [letter.id for letter in letters]) == 0
-            await self.letters(broker, queue, 2)
+            await self.dead_letters(broker, queue, 2)
 
     async def test_redriving_all_moves_them_back_in_order(self) -> None:
         async with self.running() as (broker, queue):
-            await self.bury(broker, queue, 3)
+            await self.add_dead_letters(broker, queue, 3)
             assert await broker.redrive(queue) == 3
             consumer = await broker.consume(queue, prefetch=10)
             assert [d.body for d in await self.take(consumer, 3)] == [b"letter 0", b"letter 1", b"letter 2"]
-            await self.letters(broker, queue, 0)
+            await self.dead_letters(broker, queue, 0)
 
     async def test_redriving_by_id_moves_only_those(self) -> None:
         async with self.running() as (broker, queue):
-            first, second, third = await self.bury(broker, queue, 3)
+            first, second, third = await self.add_dead_letters(broker, queue, 3)
             assert await broker.redrive(queue, [second.id]) == 1
             consumer = await broker.consume(queue, prefetch=10)
             assert (await self.take_one(consumer)).body == b"letter 1"
-            assert list(await self.letters(broker, queue, 2)) == [first, third]
+            assert list(await self.dead_letters(broker, queue, 2)) == [first, third]
 
     async def test_unknown_ids_are_passed_over(self) -> None:
         async with self.running() as (broker, queue):
-            kept, gone = await self.bury(broker, queue, 2)
+            kept, gone = await self.add_dead_letters(broker, queue, 2)
             assert await broker.discard(queue, [gone.id]) == 1
             unknown = [gone.id, "", "no such id", "-1", "9" * 40]
             assert await broker.redrive(queue, unknown) == 0
@@ -169,29 +171,29 @@ class BrokerLetters(BrokerStage):
             consumer = await broker.consume(queue, prefetch=1)
             for _ in range(self.delivery_limit):
                 await consumer.retry(await self.take_one(consumer), 0.0, "broken")
-            await self.letters(broker, queue, 1)
+            await self.dead_letters(broker, queue, 1)
             assert await broker.redrive(queue) == 1
             for redeliveries in range(self.delivery_limit):
                 delivery = await self.take_one(consumer)
                 assert (delivery.body, delivery.redeliveries) == (b"mended", redeliveries)
                 await consumer.retry(delivery, 0.0, "still broken")
-            (letter,) = await self.letters(broker, queue, 1)
+            (letter,) = await self.dead_letters(broker, queue, 1)
             assert "still broken" in letter.reason
 
     async def test_discarding_deletes(self) -> None:
         async with self.running() as (broker, queue):
-            first, second, third = await self.bury(broker, queue, 3)
+            first, second, third = await self.add_dead_letters(broker, queue, 3)
             assert await broker.discard(queue, [first.id, third.id]) == 2
-            assert list(await self.letters(broker, queue, 1)) == [second]
+            assert list(await self.dead_letters(broker, queue, 1)) == [second]
             await self.assert_empty(broker, queue)
 
-    async def test_the_dead_letters_of_a_queue_that_somebody_deleted_are_told_of_and_moved_back(self) -> None:
+    async def test_the_dead_letters_of_a_queue_that_somebody_deleted_are_listed_and_moved_back(self) -> None:
         async with self.running() as (broker, queue):
-            await self.bury(broker, queue, 2)
+            await self.add_dead_letters(broker, queue, 2)
             await self.delete_alone(queue)
             await self.state_where(broker, queue, lambda s: (s.ready, s.unacked, s.dead_letters) == (0, 0, 2))
             assert [state.dead_letters for state in await broker.queues() if state.queue == queue] == [2]
-            assert len(await self.letters(broker, queue, 2)) == 2
+            assert len(await self.dead_letters(broker, queue, 2)) == 2
             assert await broker.redrive(queue) == 2
             consumer = await broker.consume(queue, prefetch=10)
             assert sorted(delivery.body for delivery in await self.take(consumer, 2)) == [b"letter 0", b"letter 1"]

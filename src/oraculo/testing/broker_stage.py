@@ -1,4 +1,4 @@
-"""What the tests of the broker suite are written with."""
+"""The means of the broker suite: starting brokers, taking messages, and waiting for counts."""
 
 import asyncio
 import unittest
@@ -14,24 +14,26 @@ Seen = TypeVar("Seen")
 
 
 class BrokerStage:
-    delivery_limit = 3  # make_broker builds a broker that delivers a message this often at most
-    patience = 15.0  # seconds until something that must happen counts as missing
-    quiet = 0.15  # seconds in which something that must not happen would have happened
+    """The base of the broker suite. An adapter's test class implements `make_broker`."""
+
+    delivery_limit = 3  # how often a broker of `make_broker` delivers a message
+    patience = 15.0  # seconds within which an expected event must happen
+    quiet = 0.15  # seconds within which a forbidden event would have happened
 
     async def make_broker(self) -> FullBroker:
-        """A broker with `delivery_limit`, not started yet."""
+        """Return a broker with `delivery_limit`, not started yet."""
         raise NotImplementedError("the adapter's test class says how to make its broker")
 
     async def forget(self, queues: Sequence[str]) -> None:
-        """Called after each test with the queues it made: deletes them where they would outlive the broker."""
+        """Delete the queues of a test where they would outlive the broker."""
 
     async def delete_alone(self, queue: str) -> None:
-        """Deletes the queue, and not its dead-letter queue, as anybody might by other means."""
+        """Delete a queue without its dead-letter queue, as other programs can."""
         raise unittest.SkipTest("nobody can delete a queue there without its dead letters, or it is not said how")
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[tuple[FullBroker, str]]:
-        """A started broker and the name of a queue that is declared and empty."""
+        """Yield a started broker and the name of a queue that is declared and empty."""
         self._made: list[str] = []
         broker, queue = await self.make_broker(), self.fresh_name()
         try:
@@ -47,7 +49,7 @@ class BrokerStage:
         return self._made[-1]
 
     async def take(self, consumer: Consumer, count: int) -> list[Delivery]:
-        """Exactly `count` deliveries, however many takes it needs."""
+        """Return exactly `count` deliveries, however many takes that needs."""
         taken: list[Delivery] = []
         async with asyncio.timeout(self.patience):
             while len(taken) < count:
@@ -61,7 +63,7 @@ class BrokerStage:
         return (await self.take(consumer, 1))[0]
 
     async def eventually(self, look: Callable[[], Awaitable[Seen]], accept: Callable[[Seen], bool]) -> Seen:
-        """Looks until it accepts what it sees."""
+        """Look until `accept` returns True, and return what was seen."""
         deadline = asyncio.get_running_loop().time() + self.patience
         while not accept(seen := await look()):
             assert asyncio.get_running_loop().time() < deadline, f"still {seen} after {self.patience} s"
@@ -75,16 +77,16 @@ class BrokerStage:
     async def state_where(self, broker: FullBroker, queue: str, accept: Callable[[QueueState], bool]) -> QueueState:
         return await self.eventually(lambda: self.state(broker, queue), accept)
 
-    async def letters(self, broker: FullBroker, queue: str, count: int) -> Sequence[DeadLetter]:
-        """The dead letters, once there are `count`."""
+    async def dead_letters(self, broker: FullBroker, queue: str, count: int) -> Sequence[DeadLetter]:
+        """Return the dead letters, once there are `count`."""
         return await self.eventually(
             lambda: broker.dead_letters(queue, limit=count + 1), lambda letters: len(letters) == count
         )
 
-    async def bury(self, broker: FullBroker, queue: str, count: int) -> Sequence[DeadLetter]:
-        """Publishes `count` dead letters, `letter 0` the oldest."""
+    async def add_dead_letters(self, broker: FullBroker, queue: str, count: int) -> Sequence[DeadLetter]:
+        """Publish `count` dead letters, oldest first from `letter 0`."""
         await publish_all(broker, [Outgoing(queue, f"letter {n}".encode(), reason=f"reason {n}") for n in range(count)])
-        return await self.letters(broker, queue, count)
+        return await self.dead_letters(broker, queue, count)
 
     async def assert_empty(self, broker: FullBroker, queue: str) -> None:
         await self.state_where(broker, queue, lambda state: state.ready == 0 and state.unacked == 0)

@@ -1,14 +1,14 @@
-"""What every broker must do, as tests that run unchanged on each adapter.
+"""The tests that every broker passes, unchanged for each adapter.
 
-An adapter's test module makes a subclass and says how to build one:
+An adapter's test module makes a subclass and says how to build a broker:
 
-    class TestMyBroker(BrokerSuite):
-        async def make_broker(self) -> FullBroker:
-            return MyBroker(url, delivery_limit=self.delivery_limit)
+  class TestMyBroker(BrokerSuite):
+      async def make_broker(self) -> FullBroker:
+          return MyBroker(url, delivery_limit=self.delivery_limit)
 
-The tests are plain coroutines with plain asserts: pytest with `asyncio_mode = "auto"` runs them, and importing this
-module needs no pytest. Every queue has a name of its own, so a server may be shared. Real brokers tell their counts
-late, so these are polled until a deadline; nothing sleeps to wait.
+The tests are plain coroutines with plain asserts. pytest with `asyncio_mode = "auto"` runs them, and importing this
+module needs no pytest. Every queue has a name of its own, so a server may be shared. Real brokers report their counts
+late, so the tests poll them until a deadline.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from collections.abc import Awaitable
 from oraculo.errors import BrokerUnavailable
 from oraculo.ports.broker import Consumer, Outgoing, publish_all
 from oraculo.ports.broker_admin import FullBroker
-from oraculo.testing.broker_dead_letters import BrokerLetters
+from oraculo.testing.broker_dead_letters import BrokerDeadLetters
 from oraculo.wire.naming import dlq_of
 
 GARBAGE = (b"", b"\x00", b"\xff\xfe\x80\x81", b'{"half": ', bytes(range(256)), b"\r\n\r\n", b"\xc3\x28" * 50)
@@ -27,8 +27,8 @@ ORACLE = "ORÁCULO — coleção 東京 🛰️ e\u0301 \u202e"
 LARGE = 5 * 1024 * 1024
 
 
-class BrokerSuite(BrokerLetters):
-    """Subclass it, name the class `Test…`, and give it `make_broker`."""
+class BrokerSuite(BrokerDeadLetters):
+    """The whole suite. Subclass it, name the class `Test…`, and give it `make_broker`."""
 
     # Publishing and taking
 
@@ -139,7 +139,7 @@ class BrokerSuite(BrokerLetters):
             consumer = await broker.consume(queue, prefetch=len(GARBAGE))
             assert [delivery.body for delivery in await self.take(consumer, len(GARBAGE))] == list(GARBAGE)
             await publish_all(broker, [Outgoing(queue, body, reason="not JSON") for body in GARBAGE])
-            assert [letter.body for letter in await self.letters(broker, queue, len(GARBAGE))] == list(GARBAGE)
+            assert [letter.body for letter in await self.dead_letters(broker, queue, len(GARBAGE))] == list(GARBAGE)
 
     async def test_unicode_comes_unchanged_in_bodies_and_reasons(self) -> None:
         async with self.running() as (broker, queue):
@@ -148,16 +148,16 @@ class BrokerSuite(BrokerLetters):
             delivery = await self.take_one(consumer)
             assert delivery.body.decode() == ORACLE
             await consumer.dead_letter(delivery, ORACLE)
-            (letter,) = await self.letters(broker, queue, 1)
+            (letter,) = await self.dead_letters(broker, queue, 1)
             assert (letter.body.decode(), letter.reason) == (ORACLE, ORACLE)
 
-    async def test_half_a_character_in_a_reason_keeps_no_letter_out(self) -> None:
-        """A reason quotes what was wrong, which may be no text that could be written."""
+    async def test_half_a_character_in_a_reason_keeps_no_dead_letter_out(self) -> None:
+        """A reason quotes its cause, which may be no valid text."""
         async with self.running() as (broker, queue):
             await publish_all(broker, [Outgoing(queue, b"one"), Outgoing(queue, b"two", reason="half \ud800 left")])
             consumer = await broker.consume(queue, prefetch=1)
             await consumer.dead_letter(await self.take_one(consumer), "half \udc80 left")
-            letters = await self.letters(broker, queue, 2)
+            letters = await self.dead_letters(broker, queue, 2)
             assert {letter.body for letter in letters} == {b"one", b"two"}
             assert {(letter.reason[:5], letter.reason[-5:]) for letter in letters} == {("half ", " left")}
 
@@ -267,7 +267,7 @@ class BrokerSuite(BrokerLetters):
             consumer = await broker.consume(queue, prefetch=1)
             await consumer.retry(await self.take_one(consumer), 60.0, "not now")
             assert (await self.take_one(consumer)).body == b"quick"
-            expected = (1, 1, 1)  # who looks for messages that nobody hears must not take it for one
+            expected = (1, 1, 1)  # a delayed message must not look like one that a deaf consumer misses
             await self.state_where(broker, queue, lambda state: (state.ready, state.delayed, state.unacked) == expected)
 
     async def test_past_the_delivery_limit_a_message_is_a_dead_letter(self) -> None:
@@ -278,7 +278,7 @@ class BrokerSuite(BrokerLetters):
                 delivery = await self.take_one(consumer)
                 assert delivery.redeliveries == redeliveries
                 await consumer.retry(delivery, 0.0, f"failure {redeliveries}")
-            (letter,) = await self.letters(broker, queue, 1)
+            (letter,) = await self.dead_letters(broker, queue, 1)
             assert (letter.queue, letter.body) == (queue, b"poison")
             assert f"failure {self.delivery_limit - 1}" in letter.reason
             assert letter.redeliveries == self.delivery_limit - 1
@@ -291,13 +291,13 @@ class BrokerSuite(BrokerLetters):
             await publish_all(broker, [Outgoing(queue, b"%d" % n) for n in range(5)])
             consumer = await broker.consume(queue, prefetch=2)
             await self.take(consumer, 2)
-            await self.bury(broker, queue, 1)
+            await self.add_dead_letters(broker, queue, 1)
             expected = (3, 2, 1)
             await self.state_where(broker, queue, lambda s: (s.ready, s.unacked, s.dead_letters) == expected)
 
-    async def test_all_queues_are_told_or_those_asked_for_but_no_dlqs(self) -> None:
+    async def test_all_queues_are_listed_or_those_asked_for_but_no_dlqs(self) -> None:
         async with self.running() as (broker, queue):
-            await self.bury(broker, queue, 1)
+            await self.add_dead_letters(broker, queue, 1)
             assert [state.queue for state in await broker.queues([queue, self.fresh_name()])] == [queue]
             names = [state.queue for state in await broker.queues()]
             assert names.count(queue) == 1
@@ -381,7 +381,7 @@ class BrokerSuite(BrokerLetters):
     # Keys
 
     async def test_messages_with_keys_of_their_own_all_come(self) -> None:
-        """Whatever a run is called: its id is in the key."""
+        """A run's id may be any text, and is part of the key."""
         keys = ("1", "2", "%31", " 1", "1 ", "1\r\n2", "ação", "東京 🛰️", "k" * 1000, "a:b", "a%3Ab", "", None)
         async with self.running() as (broker, queue):
             await publish_all(broker, [Outgoing(queue, b"same", key=key) for key in keys])
@@ -391,7 +391,7 @@ class BrokerSuite(BrokerLetters):
     async def test_a_message_that_is_sent_again_comes_once(self) -> None:
         async with self.running() as (broker, queue):
             if not broker.capabilities.drops_repeats:
-                raise unittest.SkipTest(f"{broker.name} does not tell a repeat")
+                raise unittest.SkipTest(f"{broker.name} does not drop a repeat")
             first = Outgoing(queue, b"first", key="ação 1")
             await publish_all(broker, [first, first, Outgoing(queue, b"second", key="ação 2")])
             consumer = await broker.consume(queue, prefetch=4)
@@ -407,7 +407,7 @@ class BrokerSuite(BrokerLetters):
             consumer = await broker.consume(queue, prefetch=1)
             for _ in range(2):
                 await consumer.dead_letter(await self.take_one(consumer), "no use")
-                await self.letters(broker, queue, 1)
+                await self.dead_letters(broker, queue, 1)
                 assert await broker.redrive(queue) == 1
             assert (await self.take_one(consumer)).body == b"again"
 
@@ -436,7 +436,7 @@ class BrokerSuite(BrokerLetters):
 
     async def test_a_removed_queue_takes_all_that_belongs_to_it_along(self) -> None:
         async with self.running() as (broker, queue):
-            await self.bury(broker, queue, 1)
+            await self.add_dead_letters(broker, queue, 1)
             await publish_all(broker, [Outgoing(queue, b"delayed"), Outgoing(queue, b"waits")])
             consumer = await broker.consume(queue, prefetch=1)
             await consumer.retry(await self.take_one(consumer), 0.1, "later")
@@ -508,7 +508,7 @@ class BrokerSuite(BrokerLetters):
                 await self.let_go(broker, consumer, queue)
 
     async def _published(self, broker: FullBroker, queue: str, body: bytes, *, after: float) -> None:
-        """As the engine does: what a queue does not take is offered again."""
+        """Publish as the engine does: again, while the queue does not take it."""
         await asyncio.sleep(after)
         async with asyncio.timeout(self.patience):
             while True:
@@ -520,7 +520,7 @@ class BrokerSuite(BrokerLetters):
                     return
 
     async def let_go(self, broker: FullBroker, consumer: Consumer, queue: str) -> None:
-        """Closes a consumer, and returns when the broker no longer counts it, as far as it counts any."""
+        """Close a consumer, and return when the broker no longer counts it, if it counts any."""
         await consumer.close()
         await self.eventually(
             lambda: broker.queues([queue]), lambda states: not any(state.consumers for state in states)
@@ -558,7 +558,7 @@ class BrokerSuite(BrokerLetters):
                 assert isinstance(outcome, BrokerUnavailable), f"{outcome!r} is not BrokerUnavailable"
                 assert str(outcome)
 
-    async def test_the_check_tells_something_to_people(self) -> None:
+    async def test_the_check_returns_a_text_for_people(self) -> None:
         async with self.running() as (broker, _):
             assert (await broker.check()).strip()
             assert broker.name

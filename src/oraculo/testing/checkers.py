@@ -1,6 +1,6 @@
-"""Checks that hold for any run at rest, whatever happened to it: run them over a store after a crash.
+"""Checks that hold for any run at rest, for example in a store after a crash.
 
-Each returns the faults it found, in words; none means that all is well.
+Each returns the faults that it found, as texts.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from oraculo.ports.store import Snapshot, Storage
 
 
 async def check_store(store: Storage) -> list[str]:
-    """Every run of the store, each with its id before the fault."""
+    """Return the faults of every run in the store, each after the run's id."""
     faults: list[str] = []
     cursor: str | None = None
     while True:
@@ -42,21 +42,21 @@ def check_run(snapshot: Snapshot, history: Sequence[HistoryEntry]) -> list[str]:
 
 
 def check_state(run: Run) -> list[str]:
-    """What the run and its tasks say of each other."""
+    """Return contradictions between the run and its tasks."""
     return [*_head(run), *_tasks(run), *_order(run)]
 
 
 def _head(run: Run) -> Iterator[str]:
     head = run.head
     counts = Counter(task.status for task in run.tasks)
-    told = {
+    counted = {
         TaskStatus.SUCCEEDED: head.succeeded,
         TaskStatus.FAILED: head.failed,
         TaskStatus.TIMED_OUT: head.timed_out,
         TaskStatus.SKIPPED: head.skipped,
         TaskStatus.CANCELLED: head.task_cancelled,
     }
-    for status, number in told.items():
+    for status, number in counted.items():
         if counts[status] != number:
             yield f"the head counts {number} tasks as {status}, there are {counts[status]}"
     if head.total != len(run.tasks) or len(run.plan) != len(run.tasks):
@@ -89,7 +89,7 @@ def _tasks(run: Run) -> Iterator[str]:
 
 
 def _order(run: Run) -> Iterator[str]:
-    """A task is sent only when all that it depends on has succeeded."""
+    """Yield tasks that were sent before all their dependencies had succeeded."""
     for task in run.tasks:
         for number in run.plan.dependencies[task.number]:
             before = run.tasks[number]
@@ -99,7 +99,7 @@ def _order(run: Run) -> Iterator[str]:
 
 
 def check_history(run: Run, history: Sequence[HistoryEntry]) -> list[str]:
-    """What the whole history says of the run."""
+    """Return contradictions between a run and its whole history."""
     return list(_history(run, history))
 
 
@@ -108,12 +108,12 @@ def _history(run: Run, history: Sequence[HistoryEntry]) -> Iterator[str]:
         yield f"the history has {len(history)} entries, the head says {run.head.entries}, or there are gaps"
     ends = sum(entry.what is Happened.RUN_ENDED for entry in history)
     if ends != run.head.edition:
-        yield f"the history tells of {ends} ends, the head of {run.head.edition}"
+        yield f"the history has {ends} ends, and the head {run.head.edition}"
     if run.head.status is not RunStatus.RUNNING and not ends:
-        yield f"the run is {run.head.status} and no end is told"
+        yield f"the run is {run.head.status} and its history has no end"
     for number, task in enumerate(run.tasks):
-        told = [entry.what for entry in history if entry.task == number]
-        if task.status is TaskStatus.SUCCEEDED and not {Happened.SUCCEEDED, Happened.AMENDED} & set(told):
-            yield f"task {run.plan.steps[number].id} succeeded and no one tells of it"
-        if told.count(Happened.SUCCEEDED) > 1:
-            yield f"task {run.plan.steps[number].id} is told to have succeeded {told.count(Happened.SUCCEEDED)} times"
+        events = [entry.what for entry in history if entry.task == number]
+        if task.status is TaskStatus.SUCCEEDED and not {Happened.SUCCEEDED, Happened.AMENDED} & set(events):
+            yield f"task {run.plan.steps[number].id} succeeded, and its history does not say so"
+        if events.count(Happened.SUCCEEDED) > 1:
+            yield f"task {run.plan.steps[number].id} succeeded {events.count(Happened.SUCCEEDED)} times in its history"

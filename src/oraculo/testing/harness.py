@@ -1,4 +1,4 @@
-"""`Harness`: the whole product in one process, for tests of workers."""
+"""`Harness`: ORÁCULO in one process, for tests of workers."""
 
 from types import TracebackType
 from typing import Any, Self
@@ -62,7 +62,7 @@ class Harness:
             role=role,
         )
         self.operations = Operations(self.engine)
-        # As in production: workers reach the object store only when its URL is set.
+        # As in production, workers use the result store only when its URL is set.
         shared = objects if self.settings.objects.url else None
         self.workers = [
             Worker(

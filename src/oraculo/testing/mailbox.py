@@ -1,4 +1,4 @@
-"""Where the answers to a check of a worker come, beside what is there and belongs to others."""
+"""The mailbox of a worker check: it collects the check's answers, and gives back messages of others."""
 
 import asyncio
 import re
@@ -14,42 +14,44 @@ from oraculo.ports.broker import Broker, Consumer, Delivery
 from oraculo.wire import naming
 from oraculo.wire.message import Message, decode_message
 
-MOST_FOREIGN = 1_000  # messages of others that are held while a check lasts
+MOST_FOREIGN = 1_000  # messages of others that a check holds
 MARK = "verificacao-"
 _CHECK_ID = re.compile(MARK + "[0-9a-f-]{36}-[0-9]+-[a-z]+")
 _PAUSE = 0.1
-_RENEWAL = 5.0  # seconds between renewals of what is held, less than any sensible lease
-_BOUNCES = 3  # how often a message of others is given back at once, where an engine may be waiting for it
+_RENEWAL = 5.0  # seconds between renewals of held messages, less than any sensible lease
+_BOUNCES = 3  # how often a message of others is given back at once
 
 
 class MailboxAnswer(NamedTuple):
+    """An answer that came."""
+
     queue: str
     message: Message
-    failure: str  # what the worker says went wrong; empty when it succeeded
+    failure: str  # empty when the worker succeeded
 
     @property
     def outcome(self) -> str:
         return f"erro: {self.failure}" if self.failure else "ok"
 
 
-class _Told(msgspec.Struct):
-    """What of an answer's payload says how it went. The rest may hold what Python cannot, as 1e999."""
+class _Status(msgspec.Struct):
+    """The parts of an answer's payload that say how it went. The rest may be unreadable in Python, as 1e999."""
 
     status: Any = None
     erros: Any = None
 
 
-_payload_decoder = msgspec.json.Decoder(_Told)
+_payload_decoder = msgspec.json.Decoder(_Status)
 
 
 def _failure(message: Message) -> str:
-    """Raises msgspec.DecodeError for a payload that cannot be read."""
-    told = _payload_decoder.decode(message.payload)
-    return naming.shown(told.erros or told.status, 200) if has_failed(told.status, told.erros) else ""
+    """Return the failure in an answer, or an empty text. Raises msgspec.DecodeError for an unreadable payload."""
+    status = _payload_decoder.decode(message.payload)
+    return naming.shown(status.erros or status.status, 200) if has_failed(status.status, status.erros) else ""
 
 
 class Mailbox:
-    """Reads the queues on which answers may come, and keeps those of this check by their correlation_id."""
+    """A reader of the queues where answers may come. It keeps the answers of this check by their correlation_id."""
 
     def __init__(self, broker: Broker, mark: str) -> None:
         self._broker = broker
@@ -57,16 +59,19 @@ class Mailbox:
         self._answers: dict[str, list[MailboxAnswer]] = {}
         self._came = asyncio.Condition()
         self._readers: list[asyncio.Task[None]] = []
-        self.malformed: list[str] = []  # for each answer that is no message: where it came, and its fault
-        self.foreign: dict[str, None] = {}  # what is on a queue of others and not of this check, for people
+        self.malformed: list[str] = []  # invalid answers: the queue and the fault of each
+        self.foreign: dict[str, None] = {}  # descriptions of messages that are not of this check
 
     async def listen(self, queue: str, *, is_own: bool = False, is_shared: bool = False) -> None:
-        """`is_own`: all that comes there is meant for the check. `is_shared`: somebody else may be waiting there."""
+        """Consume a queue.
+
+        On one that `is_own` everything is for the check; one that `is_shared` may have another reader.
+        """
         subscription = _Subscription(await self._consume(queue), is_own, is_shared)
         self._readers.append(asyncio.create_task(self._read(queue, subscription), name=f"read {queue}"))
 
     async def answers(self, correlation_id: str, count: int, within: float) -> list[MailboxAnswer]:
-        """Those that came, at once when there are as many as that."""
+        """Wait up to `within` seconds for `count` answers, and return those that came."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within), self._came:
                 await self._came.wait_for(lambda: len(self._answers.get(correlation_id, ())) >= count)
@@ -76,7 +81,7 @@ class Mailbox:
         return list(self._answers.get(correlation_id, ()))
 
     def ids_beside(self, given: Collection[str]) -> list[str]:
-        """The correlation_ids of answers that are none of these, nor left over from an earlier check."""
+        """Return the correlation_ids of answers, except the given ones and those of earlier checks."""
         mark = self._mark.decode()
         left_over = (each for each in self._answers if _CHECK_ID.fullmatch(each) and not each.startswith(mark))
         return list(self._answers.keys() - given - set(left_over))
@@ -94,7 +99,7 @@ class Mailbox:
         return await self._broker.consume(queue, prefetch=2 * MOST_FOREIGN)
 
     async def _read(self, queue: str, subscription: "_Subscription") -> None:
-        """Until it is cancelled: a subscription that is lost is made again."""
+        """Read until cancelled, and subscribe again whenever the subscription is lost."""
         while True:
             renewing = asyncio.create_task(subscription.renew())
             try:
@@ -133,8 +138,8 @@ class Mailbox:
             failure = _failure(message)
         except (InvalidInput, msgspec.DecodeError) as error:
             shown = f"it is {naming.shown(delivery.body.decode(errors='replace'))}"
-            told = shown if delivery.body else "on Redis the JSON must be in the field `body`"
-            self.malformed.append(f"{delivery.queue} came an answer that is no valid message: {error}; {told}")
+            hint = shown if delivery.body else "on Redis the JSON must be in the field `body`"
+            self.malformed.append(f"{delivery.queue} came an answer that is no valid message: {error}; {hint}")
             return
         if message.tipo_evento == naming.PROGRESS:
             return
@@ -142,12 +147,12 @@ class Mailbox:
             self._answers.setdefault(message.correlation_id, []),
             MailboxAnswer(delivery.queue, message, failure),
         )
-        if not (delivery.redeliveries and answer in kept):  # else it came again because its ack was lost
+        if not (delivery.redeliveries and answer in kept):  # otherwise it came again because its ack was lost
             kept.append(answer)
 
 
 class _Subscription:
-    """One life of a consumer, with the messages of others that it holds until it is closed."""
+    """One life of a consumer, with the messages of others that it holds until it closes."""
 
     def __init__(self, consumer: Consumer, is_own: bool, is_shared: bool) -> None:
         self.consumer = consumer
@@ -156,8 +161,10 @@ class _Subscription:
         self._held: list[Delivery] = []
 
     async def give_back(self, delivery: Delivery) -> None:
-        """At once where somebody may be waiting for it. Elsewhere, or when it comes again and again, it is held until
-        the end: each delivery counts, and too many would make a dead letter of it."""
+        """Give a message back at once where somebody may be waiting for it.
+
+        Elsewhere, or after some returns, it is held until the end: too many deliveries would make it a dead letter.
+        """
         if self.is_shared and delivery.redeliveries < _BOUNCES:
             await self.consumer.retry(delivery, 0.0, "taken by `oraculo check-worker`, whose answer it is not")
         else:

@@ -1,15 +1,13 @@
-"""The half of the store suite that writes: creations, versions, all or nothing. `store_suite` has the rest."""
+"""The tests of the store suite about commits: creations, versions, all or nothing."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 from oraculo.core.events import Answered, Progressed, Sent
 from oraculo.core.history import Happened
 from oraculo.core.machine import start
 from oraculo.core.run import Cause, Changes, RunStatus, Task, TaskStatus
 from oraculo.errors import StoreError
-from oraculo.ports.store import CreationOutcome, Storage
+from oraculo.ports.store import CreationOutcome
 from oraculo.testing.store_runs import (
     NOW,
     OK,
@@ -30,28 +28,11 @@ from oraculo.testing.store_runs import (
     revived,
     stored_form,
 )
+from oraculo.testing.store_stage import StoreStage
 
 
-class StoreCommits:
-    async def make_store(self) -> Storage:
-        """A started store on a place of this test's own, which holds nothing at first. A second one shares the data, as
-        another engine's does."""
-        raise NotImplementedError
-
-    async def reopen(self, store: Storage) -> Storage:
-        """Closes the store and gives another, started, on the same data."""
-        await store.close()
-        return await self.make_store()
-
-    @asynccontextmanager
-    async def opened(self) -> AsyncIterator[Storage]:
-        store = await self.make_store()
-        try:
-            yield store
-        finally:
-            await store.close()
-
-    # -- create and load ----------------------------------------------------------------------------------------
+class StoreCommits(StoreStage):
+    """Tests about commits."""
 
     async def test_a_new_run_is_loaded_as_it_was_created(self) -> None:
         async with self.opened() as store:
@@ -70,7 +51,7 @@ class StoreCommits:
             await assert_stored(store, run)
 
     async def test_every_field_that_changes_is_written_by_a_change(self) -> None:
-        """Alone and with others: a store may write one run in another way than many."""
+        """A run is changed alone and with others, which a store may write in two ways."""
         async with self.opened() as store:
             for count in (1, 3, 20):
                 runs = [make_run(f"{number} of {count}", name="rota") for number in range(count)]
@@ -185,7 +166,7 @@ class StoreCommits:
             [created] = (await store.commit([other], [])).created
             assert (created.outcome, created.run_id) == (CreationOutcome.ID_IN_USE, "a")
             await assert_stored(store, run)
-            # The refused request has not taken its key.
+            # The refused request must not have taken its key.
             [created] = (await store.commit([creation(make_run("b"), key="k")], [])).created
             assert created.outcome is CreationOutcome.CREATED
 
@@ -231,7 +212,7 @@ class StoreCommits:
             assert (await store.census())[RunStatus.RUNNING] == 2
 
     async def test_a_creation_whose_rival_in_the_commit_was_refused(self) -> None:
-        """The first with the id cannot be written, because its key is another run's: the second can."""
+        """The first with the id is refused, because another run has its key. The second can be written."""
         async with self.opened() as store:
             await store.commit([creation(make_run("x"), key="k")], [])
             rivals = [creation(make_run("a"), key="k", fingerprint="other"), creation(second := make_run("a"))]
@@ -260,7 +241,7 @@ class StoreCommits:
             for attempt in range(10):
                 runs = [make_run(f"{attempt}-{n}") for n in range(40)]
                 creations = [creation(run, key=f"{attempt}-key-{n // 4}") for n, run in enumerate(runs)]
-                # In another order each, so that each holds what the other waits for.
+                # Each in another order, so that each could hold what the other waits for.
                 committed = await asyncio.gather(one.commit(creations[::2], []), other.commit(creations[::-2], []))
                 created = [each for result in committed for each in result.created]
                 assert [each.outcome for each in created].count(CreationOutcome.CREATED) == 10
@@ -376,7 +357,7 @@ class StoreCommits:
             run = make_run("a")
             await create(store, run)
             commit = asyncio.ensure_future(store.commit([], [changed(run, Progressed(0, 10.0, "then"))]))
-            await asyncio.sleep(0)  # it has begun
+            await asyncio.sleep(0)  # let it begin
             run.tasks[0].note, run.head.late = "later", 5
             await commit
             snapshot = await load(store, "a")
@@ -389,7 +370,7 @@ class StoreCommits:
             await asyncio.sleep(0)
             commit.cancel()
             await asyncio.gather(commit, return_exceptions=True)
-            # Written or not, it is whole, and the store goes on.
+            # It is written whole or not at all, and the store goes on.
             await create(store, make_run("b"))
             for snapshot in (await store.load(["a"])).values():
                 assert len(snapshot.tasks) == 3

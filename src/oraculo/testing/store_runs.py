@@ -1,4 +1,4 @@
-"""Runs to fill a store with, for `store_suite`: made by the core, as the engine makes them."""
+"""Sample runs for `store_suite`, made by the core as the engine makes them."""
 
 import unittest
 from collections.abc import Iterable, Sequence
@@ -26,11 +26,11 @@ from oraculo.pipeline.definition import Definition, decode_definition
 from oraculo.ports.browse import RunQuery
 from oraculo.ports.store import Creation, CreationOutcome, Snapshot, Storage, Unsent
 
-NOW = 1_731_636_000.123456  # no round number in binary: a store that rounds times is found out
+NOW = 1_731_636_000.123456  # no round number in binary, to catch a store that rounds times
 OK = b'{"status":"ok"}'
-UNWRITABLE = "\ud800"  # half a character: no store can encode it
+UNWRITABLE = "\ud800"  # half a character, which no store can encode
 
-# Exactly as they came: a store that decodes and encodes them again changes at least one.
+# A store that decodes and encodes these again changes at least one.
 PAYLOADS = (
     b"{}",
     b'{ "spaced" : [ 1 , 2 ] , "empty": "" }',
@@ -46,7 +46,7 @@ PAYLOADS = (
 
 
 class SamplePlans:
-    """A cache of compiled definitions, as small as it can be."""
+    """A minimal cache of compiled definitions."""
 
     def __init__(self) -> None:
         self._plans: dict[str, Plan] = {}
@@ -58,7 +58,7 @@ class SamplePlans:
 
 
 class SampleRoutes:
-    """Any name is a route to three queues."""
+    """Routes: any name is a route to three queues."""
 
     def __init__(self, name: str) -> None:
         self.routes = {name: ("escavador_a", "escavador_b", "executador_c")}
@@ -70,7 +70,7 @@ raises = unittest.TestCase().assertRaises
 
 
 def make_run(run_id: str, *, payload: bytes = b"{}", now: float = NOW, name: str = "", **fields: Any) -> Run:
-    """A run that has not started, of three tasks unless `fields` of the request say otherwise."""
+    """Return a run that has not started, of three tasks unless the `fields` of the request differ."""
     subject = {} if "destinos" in fields else {"tipo": name or "rota"}
     body = {"timeout": 60, "payload": msgspec.Raw(payload)} | subject | fields
     request = read_request(msgspec.json.encode(body), Limits())
@@ -103,7 +103,7 @@ def failure(task: int, *, retryable: bool = False) -> Answered:
 
 
 def stored_form(tasks: Iterable[Task]) -> list[Task]:
-    """As they come back: `missing` is counted again on load."""
+    """Return tasks as they come back: `missing` is counted again on load."""
     return [msgspec.structs.replace(task, missing=0) for task in tasks]
 
 
@@ -138,7 +138,7 @@ async def assert_stored(store: Storage, run: Run) -> None:
 
 
 def full_head(head: RunHead) -> RunHead:
-    """With something other than the default in every field."""
+    """Return the head with a value other than the default in every field."""
     changes: dict[str, Any] = {
         "status": RunStatus.PARTIAL,
         "deadline": NOW + 61,
@@ -179,7 +179,7 @@ def full_task(task: Task) -> Task:
 
 
 async def unsent_pages(store: Storage, limit: int) -> list[Sequence[Unsent]]:
-    """The pages until there is none."""
+    """Return the pages until there is none."""
     pages: list[Sequence[Unsent]] = []
     after = None
     while page := await store.unsent(limit, after):

@@ -1,10 +1,10 @@
-"""What any worker must do, in any language and with no SDK: cases played against a running one, over its broker.
+"""The cases that any worker must pass, in any language and with no SDK, played over its broker.
 
-Every command asks by `responder_em` for an answer on a queue of the check's own, and `resultados` is read too, where a
-worker that does not look at that field answers. What is there and belongs to others is given back. When an engine reads
-`resultados` it is left to that engine: the check would take answers of real runs from it, and it those of the check.
+Every command asks with `responder_em` for an answer on a queue of the check. `resultados` is read too, because a worker
+that ignores that field answers there. Messages of others are given back. When an engine reads `resultados`, the check
+does not: it would take answers of real runs, and the engine would take those of the check.
 
-One check at a time for each queue: whatever comes to the check's own queue is taken for an answer to it.
+Run one check at a time for each queue, because everything on the check's own queue counts as its answer.
 """
 
 import asyncio
@@ -33,28 +33,34 @@ from oraculo.wire.timestamps import in_words, to_iso
 LARGE = 500_000  # bytes
 UNICODE = 'ação, coração, ÀÉÎÕÜ; 漢字 かな; Ελληνικά; עברית; 🧭👩‍🔬; \u2028 "aspas" \\ barra'
 
-_GRACE = 0.5  # seconds for an answer that need not come, once a later command was answered
-_BURIAL = 2.0  # seconds in which what was rejected must have come to the dead letters
+_GRACE = 0.5  # seconds for an optional answer, once a later command was answered
+_DEAD_LETTERING = 2.0  # seconds within which a rejected message must be a dead letter
 _ONCE, _ACKED = "once", "acked"
-_SETTLING = 2.0  # seconds in which what was answered must have left its queue
+_SETTLING = 2.0  # seconds within which an answered command must have left its queue
 _PAUSE = 0.1
-_MOST_LETTERS = 10_000  # dead letters that are looked through
+_MOST_DEAD_LETTERS = 10_000  # dead letters that are read
 
 
 class CaseState(StrEnum):
+    """The outcome of a case."""
+
     PASSED = "ok"
-    NOTED = "aviso"  # passed, and there is something to know
+    NOTED = "aviso"  # passed, with a remark
     FAILED = "erro"
     SKIPPED = "ignorada"
 
 
 class CaseVerdict(msgspec.Struct, frozen=True, rename={"name": "nome", "state": "estado", "detail": "detalhe"}):
+    """The outcome of one case, with its detail."""
+
     name: str
     state: CaseState
     detail: str
 
 
 class CaseReport(msgspec.Struct, frozen=True):
+    """The verdicts of all cases, and warnings."""
+
     verdicts: Sequence[CaseVerdict]
     warnings: Sequence[str]
 
@@ -64,25 +70,25 @@ class CaseReport(msgspec.Struct, frozen=True):
 
 
 class _Failed(Exception):
-    """A case was not passed; the text says what was seen and what would be right."""
+    """A case failed. The text says what was seen, and what would be right."""
 
 
 class _Silent(_Failed):
-    """A normal command got no answer, so there is nobody left to play the other cases with."""
+    """A normal command got no answer, so the other cases cannot be played."""
 
 
 _Finding = tuple[CaseState, str]
 
 
 class _Left(NamedTuple):
-    """Of a queue: how many messages workers hold, and how many nobody took."""
+    """The messages of a queue that workers hold, and those that nobody took."""
 
     held: int
     waiting: int
 
 
 class WorkerCheck:
-    """Plays every case against the workers of one queue. `payload` is that of a normal command."""
+    """A check that plays every case against the workers of one queue. `payload` is that of a normal command."""
 
     def __init__(
         self,
@@ -105,21 +111,21 @@ class WorkerCheck:
         self._payload = usual_payload(queue) if payload is None else payload
         self._mark = f"{MARK}{entropy.new_id()}"
         self._mail = Mailbox(broker, self._mark)
-        self._reads_answers = False  # whether `resultados` is listened to
+        self._reads_answers = False  # `resultados` is read
         self._warnings: list[str] = []
         self._given_ids: set[str] = set()
-        self._sent: Counter[str] = Counter()  # how often each command was, by its correlation_id
-        self._before = _Left(0, 0)  # of others, when the check began
-        self._is_alone = False  # nobody else can have sent anything: there is no engine
-        self._is_owed = True  # some command may not have been answered, and wait in its queue
+        self._sent: Counter[str] = Counter()  # correlation_id -> how often the command was sent
+        self._before = _Left(0, 0)  # messages of others when the check began
+        self._is_alone = False  # there is no engine, so nobody else has sent anything
+        self._is_owed = True  # some command may still be unanswered in its queue
         self._usual: MailboxAnswer | None = None
 
     async def play(self) -> CaseReport:
-        """Raises BrokerError when the broker fails, which says nothing of the worker."""
+        """Play all cases. Raises BrokerError when the broker fails, which does not concern the worker."""
         try:
             await self._open()
             report = CaseReport(await self._play_all(), self._warnings)
-            owed = (one for one in report.verdicts if one.name not in (_ONCE, _ACKED))  # which leave nothing in it
+            owed = (one for one in report.verdicts if one.name not in (_ONCE, _ACKED))  # these two send nothing
             self._is_owed = any(one.state in (CaseState.FAILED, CaseState.SKIPPED) for one in owed)
             return report
         finally:
@@ -142,7 +148,7 @@ class WorkerCheck:
                 verdicts.append(CaseVerdict(name, CaseState.FAILED, str(failure)))
         return verdicts
 
-    # -- the cases: a normal command, and what its answer tells -----------------------------------------------------
+    # -- cases: a normal command and its answer ---------------------------------------------------------------------
 
     async def normal_command(self) -> _Finding:
         self._usual = answer = await self._expect_normal_answer("comando")
@@ -151,15 +157,15 @@ class WorkerCheck:
         return CaseState.PASSED, f"answered on {answer.queue}"
 
     async def event(self) -> _Finding:
-        told, right = self._usual_answer.message.tipo_evento, naming.answer_event(self._queue)
-        if told != right:
+        event, right = self._usual_answer.message.tipo_evento, naming.answer_event(self._queue)
+        if event != right:
             kind = "begins" if naming.is_collector(self._queue) else "does not begin"
             rule = f"a destination whose name {kind} with {naming.COLLECTOR_PREFIX} answers with {right}"
-            raise _Failed(f"answered with tipo_evento {naming.shown(told)}; {rule}")
-        return CaseState.PASSED, told
+            raise _Failed(f"answered with tipo_evento {naming.shown(event)}; {rule}")
+        return CaseState.PASSED, event
 
     async def task(self) -> _Finding:
-        """Found as the engine finds it, among others of its kind and alone."""
+        """Check `tarefa` as the engine finds it, with other steps of the same queue and alone."""
         message = self._usual_answer.message
         if message.tarefa == self._queue:
             return CaseState.PASSED, "echoed"
@@ -177,7 +183,7 @@ class WorkerCheck:
             return CaseState.PASSED, "answered where responder_em asks"
         return CaseState.NOTED, f"answers on {self._names.answers} whatever responder_em says, which is allowed"
 
-    # -- the cases: commands that are out of the ordinary -----------------------------------------------------------
+    # -- cases: unusual commands ------------------------------------------------------------------------------------
 
     async def repeated(self) -> _Finding:
         command = self._command("repetido")
@@ -187,8 +193,8 @@ class WorkerCheck:
         await self._expect_alive("the same command twice")
         answers = await self._mail.answers(correlation_id, 2, min(_GRACE, self._timeout))
         if contrary := [each for each in answers if bool(each.failure) != bool(first.failure)]:
-            told = f"answered first {first.outcome}, then {contrary[0].outcome}"
-            raise _Failed(f"{told}: a repeat is the same work, so its answers must agree")
+            seen = f"answered first {first.outcome}, then {contrary[0].outcome}"
+            raise _Failed(f"{seen}: a repeat is the same work, so its answers must agree")
         return CaseState.PASSED, "both are answered, alike" if len(answers) > 1 else "answered once"
 
     async def unknown_fields(self) -> _Finding:
@@ -216,7 +222,7 @@ class WorkerCheck:
         answers = await self._mail.answers(command["correlation_id"], 1, min(_GRACE, self._timeout))
         return CaseState.PASSED, f"answered {answers[0].outcome}" if answers else "left unanswered, as it may be"
 
-    # -- the cases: what is no command ------------------------------------------------------------------------------
+    # -- cases: invalid messages ------------------------------------------------------------------------------------
 
     async def incomplete(self) -> _Finding:
         return await self._garbage("JSON that is no command", b'{"verificacao": "%s"}')
@@ -241,8 +247,8 @@ class WorkerCheck:
         return CaseState.NOTED, f"it lives on; the message was dropped, or is still held: it belongs into {dlq}"
 
     async def _resting_place(self, marked: bytes) -> DeadLetter | None:
-        """Found by the mark in it: a client that reads text may have written other bytes anew."""
-        deadline = self._clock.now() + min(_BURIAL, self._timeout)
+        """Return the dead letter with this mark. The worker's client may have changed other bytes of it."""
+        deadline = self._clock.now() + min(_DEAD_LETTERING, self._timeout)
         while True:
             for letter in await self._letters(self._physical):
                 if marked in letter.body:
@@ -251,27 +257,27 @@ class WorkerCheck:
                 return None
             await asyncio.sleep(_PAUSE)
 
-    # -- the last cases: what came of all of them, and what is left -------------------------------------------------
+    # -- last cases: all answers together, and what is left ---------------------------------------------------------
 
     async def answered_once(self) -> _Finding:
-        """Of every command until now: what a worker sends late has come meanwhile, and nobody waits for it."""
+        """Check all commands so far. Late answers have arrived by now."""
         twice = self._answered_too_often()
         if not twice:
             return CaseState.PASSED, f"{len(self._sent)} commands, none answered more often than it was sent"
         last, count = next(reversed(self._sent.items()))
-        await self._mail.answers(last, count + 1, min(_GRACE, self._timeout))  # it is not to stay behind
-        told = f"{len(twice)} of {len(self._sent)} commands were answered more than once"
+        await self._mail.answers(last, count + 1, min(_GRACE, self._timeout))  # it should not stay in the queue
+        seen = f"{len(twice)} of {len(self._sent)} commands were answered more than once"
         if all(answer.message.tarefa == self._queue for answers in twice for answer in answers):
-            return CaseState.NOTED, f"{told}: the first answer counts, and the others are work for nothing"
+            return CaseState.NOTED, f"{seen}: the first answer counts, and the others are work for nothing"
         danger = "a further answer may be taken for that of another step"
-        raise _Failed(f"{told}, without their tarefa: {danger}; answer each once, and echo tarefa")
+        raise _Failed(f"{seen}, without their tarefa: {danger}; answer each once, and echo tarefa")
 
     def _answered_too_often(self) -> list[list[MailboxAnswer]]:
         each = ((self._mail.answers_so_far(given), count) for given, count in self._sent.items())
         return [answers for answers, count in each if len(answers) > count]
 
     async def acked(self) -> _Finding:
-        """As far as the broker tells: RabbitMQ, for one, knows what a worker holds and does not say it here."""
+        """Check what is still held, if the broker reports it: RabbitMQ, for one, does not report it here."""
         deadline = self._clock.now() + min(_SETTLING, self._timeout)
         while True:
             left = await self._left()
@@ -282,19 +288,22 @@ class WorkerCheck:
             return self._unacked(left.held)
         if left.waiting and (finding := await self._untaken(left.waiting)):
             return finding
-        return CaseState.PASSED, f"nothing of {self._physical} is held any more, as far as the broker tells"
+        return CaseState.PASSED, f"nothing of {self._physical} is held any more, as far as the broker says"
 
     def _unacked(self, count: int) -> _Finding:
         dlq = naming.dlq_of(self._physical)
         right = f"ack each command once its answer is confirmed, and what is no command once it is in {dlq}"
-        told = f"{count} of the messages in {self._physical} are still held"
+        seen = f"{count} of the messages in {self._physical} are still held"
         if self._is_alone or count >= len(self._given_ids):
-            raise _Failed(f"{told}: they will come again; {right}")
-        return CaseState.NOTED, f"{told}: an engine's, perhaps; if not, {right}"
+            raise _Failed(f"{seen}: they will come again; {right}")
+        return CaseState.NOTED, f"{seen}: an engine's, perhaps; if not, {right}"
 
     async def _untaken(self, waiting: int) -> _Finding | None:
-        """It may be of others, so it is looked at, where it is not too much: None when nothing of it was answered.
-        Where a broker does not tell what is held nobody can read beside a queue: it is left to those who work."""
+        """Return a finding for messages that were answered and still wait. None when nothing waiting was answered.
+
+        The messages may belong to others, so only a few are looked at. Nothing is read from a broker that does not say
+        what is held: there the messages are left to the workers.
+        """
         state = await self._state(self._physical)
         if state is None or state.unacked is None or not (self._is_alone or waiting >= len(self._given_ids)):
             return None
@@ -304,18 +313,18 @@ class WorkerCheck:
         right = "on Redis read with XREADGROUP in the group of that name, on NATS by its durable consumer"
         beside = f"the worker reads beside the queue; {right}"
         if answered is None:
-            told = f"{waiting} more messages wait in {self._physical} than before"
-            return CaseState.NOTED, f"{told}: an engine's, perhaps; if not, {beside}"
-        told = f"{answered} messages that were answered still wait in {self._physical}"
-        raise _Failed(f"{told}: {beside}")
+            seen = f"{waiting} more messages wait in {self._physical} than before"
+            return CaseState.NOTED, f"{seen}: an engine's, perhaps; if not, {beside}"
+        seen = f"{answered} messages that were answered still wait in {self._physical}"
+        raise _Failed(f"{seen}: {beside}")
 
     async def _left(self) -> "_Left":
-        """More than when the check began."""
+        """Return how many more messages there are than before the check."""
         now = await self._in_queue()
         return _Left(max(0, now.held - self._before.held), max(0, now.waiting - self._before.waiting))
 
     async def _in_queue(self) -> "_Left":
-        """What waits for a delay was taken once."""
+        """Return the messages of the queue. A delayed one was taken once, so it does not count as waiting."""
         state = await self._state(self._physical)
         return _Left(0, 0) if state is None else _Left(state.unacked or 0, state.ready - state.delayed)
 
@@ -346,7 +355,7 @@ class WorkerCheck:
         )
 
     async def _answered(self, label: str, fields: dict[str, Any], *, may_fail: bool = False) -> _Finding:
-        """A command that differs from a normal one must be answered like it, and the next one too."""
+        """Check that a command which differs from a normal one is answered like it, and the next one too."""
         command = self._command(label, **fields)
         await self._send(command)
         try:
@@ -391,8 +400,8 @@ class WorkerCheck:
         if self._mail.malformed:
             return f"{waited}, but on {'; on '.join(self._mail.malformed[:3])}"
         if strange := self._mail.ids_beside(self._given_ids):
-            told = f"came an answer with correlation_id {naming.shown(strange[0])}"
-            return f"{waited}, but on {self.reply_queue} {told}: copy it from the command, unchanged"
+            seen = f"came an answer with correlation_id {naming.shown(strange[0])}"
+            return f"{waited}, but on {self.reply_queue} {seen}: copy it from the command, unchanged"
         return "; ".join([waited, *await self._clues()])
 
     async def _clues(self) -> list[str]:
@@ -435,7 +444,7 @@ class WorkerCheck:
             self._warnings.append(f"{self._names.answers} is not read: {why_not}; {trust}")
 
     async def _clean(self) -> None:
-        """Nothing of the check stays behind, as far as it can be had: what a worker holds is not in the queue."""
+        """Remove what the check left behind, except what a worker holds."""
         if self._is_owed:
             await self._withdraw()
         for queue in (self._physical, self._names.answers):
@@ -444,9 +453,11 @@ class WorkerCheck:
                 await self._broker.discard(queue, ours)
 
     async def _withdraw(self) -> int | None:
-        """Takes back commands that nobody took. Those of others are given back by closing, and no more are taken than
-        wait now: where work comes without a pause, it is not to end here. Returns how many had been answered all the
-        same; None where too many wait."""
+        """Take back the check's commands that nobody took, and give back all other messages.
+
+        No more are taken than wait at first, so that this ends even while work keeps coming. Returns how many had been
+        answered all the same, or None when too many wait.
+        """
         state = await self._state(self._physical)
         if state is None or not state.ready:
             return 0
@@ -475,7 +486,7 @@ class WorkerCheck:
         return next(iter(await self._broker.queues([queue])), None)
 
     async def _letters(self, queue: str) -> Sequence[DeadLetter]:
-        return await self._broker.dead_letters(queue, limit=_MOST_LETTERS)
+        return await self._broker.dead_letters(queue, limit=_MOST_DEAD_LETTERS)
 
 
 _CASES: tuple[tuple[str, Callable[[WorkerCheck], Awaitable[_Finding]]], ...] = (
@@ -500,7 +511,7 @@ CASE_NAMES = tuple(name for name, _ in _CASES)
 
 
 def usual_payload(queue: str) -> dict[str, Any]:
-    """Of a command that asks for nothing in particular: a collector is told its `fonte`, as in a pipeline."""
+    """Return the payload of a plain command. A collector gets its `fonte`, as in a pipeline."""
     return {"fonte": naming.source_of(queue), "parametros": {}} if naming.is_collector(queue) else {}
 
 
@@ -513,7 +524,7 @@ def _why_not_read(answers: QueueState) -> str | None:
 
 
 def _run_of(*queues: str) -> Run:
-    """A run that awaits the answers of these destinations."""
+    """Return a run that waits for the answers of these destinations."""
     steps = tuple(Step(id=queue, queue=queue) for queue in queues)
     plan = Plan(Definition(name="", steps=steps, kind=Kind.FAN_OUT))
     head = RunHead("verificacao", "", "", 0.0, 1.0, 1.0, len(steps))

@@ -1,4 +1,4 @@
-"""`make simulate SEEDS=n`, or `make simulate SEED=s` to replay one."""
+"""The command behind `make simulate SEEDS=n`, and `make simulate SEED=s` to replay one."""
 
 import argparse
 import sys
@@ -7,14 +7,14 @@ from oraculo.testing.simulation.campaign import run_seeds, silence_logs
 from oraculo.testing.simulation.running import run_seed
 from oraculo.testing.simulation.shrinking import shrink, story
 
-_MOST_TOLD = 20
+_MOST_SHOWN = 20
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m oraculo.testing.simulation")
     parser.add_argument("--seeds", type=int, default=1000, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
-    parser.add_argument("--seed", type=int, help="replay this one and tell its story")
+    parser.add_argument("--seed", type=int, help="replay this one and print its story")
     arguments = parser.parse_args()
     silence_logs()
     if arguments.seed is not None:
@@ -25,7 +25,7 @@ def main() -> int:
 def _replay(seed: int) -> int:
     outcome = run_seed(seed)
     if outcome.is_clean:
-        print("\n".join(outcome.told))
+        print("\n".join(outcome.story))
         print(f"seed {seed}: no law was broken; runs ended: {dict(outcome.statuses)}")
         return 0
     print(story(shrink(outcome)))
@@ -34,11 +34,11 @@ def _replay(seed: int) -> int:
 
 def _campaign(first: int, count: int) -> int:
     tally = None
-    told: set[int] = set()
+    printed: set[int] = set()
     for tally in run_seeds(first, count):
-        for seed in sorted(tally.broken.keys() - told)[: _MOST_TOLD - len(told)]:
+        for seed in sorted(tally.broken.keys() - printed)[: _MOST_SHOWN - len(printed)]:
             print(f"seed {seed}: {tally.broken[seed]}", flush=True)
-            told.add(seed)
+            printed.add(seed)
         end = "\n" if tally.seeds == count else "\r"
         print(
             f"{tally.seeds} of {count} seeds, {tally.rate:.0f}/s, {len(tally.broken)} broke a law", end=end, flush=True

@@ -1,4 +1,4 @@
-"""Brokers, and each as a process in the simulation sees it: a real one, behind whatever goes wrong."""
+"""Simulated brokers, and the faulty connection of each process to them."""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -13,29 +13,34 @@ from oraculo.testing.simulation.hosts import SimulatedHost
 from oraculo.testing.simulation.trouble import Trouble
 
 LEASE = 30.0
-ANSWER_TIMEOUT = 5.0  # seconds for an answer, as `ORACULO_BROKER_PUBLISH_TIMEOUT` has it
+ANSWER_TIMEOUT = 5.0  # seconds, like `ORACULO_BROKER_PUBLISH_TIMEOUT`
 
 
 class ServerState(Enum):
+    """The state of a broker."""
+
     UP = auto()
-    GONE = auto()  # nobody is connected, and nobody can be
-    FROZEN = auto()  # it answers nobody, and what it was told it does later
+    GONE = auto()  # nobody can be connected
+    FROZEN = auto()  # it answers nobody, and does later what it was asked
 
 
 class SimulatedServer:
-    """One broker. It keeps its messages while it is away. `tells_losses`: of its memory, to whoever is connected."""
+    """One broker. It keeps its messages while it is away.
 
-    def __init__(self, name: str, clock: Clock, *, drops_repeats: bool, tells_losses: bool) -> None:
+    `reports_losses`: connected processes learn that it lost memory.
+    """
+
+    def __init__(self, name: str, clock: Clock, *, drops_repeats: bool, reports_losses: bool) -> None:
         self.name = name
         self.drops_repeats = drops_repeats
-        self._tells_losses = tells_losses
+        self._reports_losses = reports_losses
         self.real = MemoryBroker(clock=clock, lease=LEASE)
         self.state = ServerState.UP
-        self.losses = 0  # of its memory, that it tells of
+        self.losses = 0  # how often it lost its memory and reports it
         self._is_up = asyncio.Event()
         self._is_up.set()
         self._connections: dict[HostBroker, None] = {}
-        self._taken: dict[str, Outgoing] = {}  # by their keys
+        self._taken: dict[str, Outgoing] = {}  # messages by key
 
     async def leave(self, state: ServerState) -> None:
         self.state = state
@@ -49,13 +54,13 @@ class SimulatedServer:
         self._is_up.set()
 
     async def lose_memory(self) -> None:
-        self.losses += self._tells_losses
+        self.losses += self._reports_losses
         self._taken.clear()
         await self.real.close()
         await self.real.start()
 
     def repeated(self, message: Outgoing) -> Outgoing | None:
-        """What it took already under the same key. It says that it takes it again, and does not."""
+        """Return the message that it took before under this key. Then it confirms the new one and drops it."""
         if message.key is None or not self.drops_repeats:
             return None
         first = self._taken.get(message.key)
@@ -69,7 +74,7 @@ class SimulatedServer:
         self._connections.pop(connection, None)
 
     async def reached(self) -> None:
-        """Raises BrokerUnavailable when it is away."""
+        """Raise BrokerUnavailable when the broker is away."""
         if self.state is ServerState.FROZEN:
             try:
                 async with asyncio.timeout(ANSWER_TIMEOUT):
@@ -85,7 +90,7 @@ class SimulatedServer:
 
 
 class HostBroker:
-    """One host's connection to a broker."""
+    """The connection of one host to a broker."""
 
     def __init__(self, server: SimulatedServer, host: SimulatedHost, trouble: Trouble, *, durable: bool) -> None:
         self.name = server.name
@@ -94,7 +99,7 @@ class HostBroker:
         self._host = host
         self._trouble = trouble
         self._consumers: list[HostConsumer] = []
-        self._losses_before = server.losses  # a process knows only of those it has seen
+        self._losses_before = server.losses  # a process sees only losses since it connected
         self.capabilities = Capabilities(
             durable=durable,
             shared=True,
@@ -161,13 +166,13 @@ class HostBroker:
 
     def _too_large(self, messages: Sequence[Outgoing]) -> Iterator[tuple[int, Receipt]]:
         for place, message in enumerate(messages):
-            if message.key is not None and self._trouble.happens("too_large"):  # commands alone have one
+            if message.key is not None and self._trouble.happens("too_large"):  # only commands have a key
                 self._goes_wrong()
                 self._trouble.world.too_large(self.name, message)
                 yield place, Receipt(error=MessageTooLarge("too large in the simulation", len(message.body), 0))
 
     async def _reach_to_publish(self, messages: Sequence[Outgoing]) -> None:
-        """What was sent to a broker that does not answer may be taken all the same."""
+        """Reach the broker. One that is frozen may still take what was sent to it."""
         try:
             await self._reach()
         except BrokerUnavailable:
@@ -240,18 +245,20 @@ class HostBroker:
         return "simulated"
 
     async def cut(self) -> None:
-        """What the host had not settled goes back."""
+        """Cut the connection. Unsettled messages go back."""
         consumers, self._consumers = self._consumers, []
         for consumer in consumers:
             await consumer.cut()
 
     async def close(self) -> None:
-        """Whether the host stopped or died."""
+        """Close the connection, because the host stopped or died."""
         self._server.disconnected(self)
         await self.cut()
 
 
 class HostConsumer:
+    """A consumer of one host, on which acks may be lost."""
+
     def __init__(self, real: Consumer, server: SimulatedServer, host: SimulatedHost, trouble: Trouble) -> None:
         self._real = real
         self._server = server

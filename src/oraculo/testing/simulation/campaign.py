@@ -1,4 +1,4 @@
-"""Many seeds, over all cores."""
+"""Runs of many seeds on all cores."""
 
 import logging
 import os
@@ -16,12 +16,14 @@ from oraculo.testing.simulation.faults import Faults
 from oraculo.testing.simulation.running import run_seed
 
 _CHUNK = 25
-_SHIFT = 80  # chunks until the processes are made anew: what dead hosts leave behind is never freed
+_SHIFT = 80  # chunks until the processes are replaced: the memory of dead hosts is never freed
 
 
 class Tally(msgspec.Struct):
+    """The results so far."""
+
     seeds: int = 0
-    broken: dict[int, str] = {}  # by seed: the law and how
+    broken: dict[int, str] = {}  # seed -> the law, and how it was broken
     statuses: Counter[str] = msgspec.field(default_factory=Counter)
     troubles: Counter[str] = msgspec.field(default_factory=Counter)
     seconds: float = 0.0
@@ -38,7 +40,7 @@ class Tally(msgspec.Struct):
 
 
 def run_seeds(first: int, count: int, faults: Faults | None = None) -> Iterator[Tally]:
-    """Yields the tally so far each time a few more seeds are done."""
+    """Yield the tally so far, each time a few more seeds are done."""
     started = time.perf_counter()
     total = Tally(broken={})
     chunks = [range(start, min(start + _CHUNK, first + count)) for start in range(first, first + count, _CHUNK)]
@@ -51,7 +53,7 @@ def run_seeds(first: int, count: int, faults: Faults | None = None) -> Iterator[
 
 
 def silence_logs() -> None:
-    """The workers of a simulation fail on purpose, thousands of times."""
+    """Turn logs off: the workers of a simulation fail on purpose, thousands of times."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 

@@ -1,7 +1,7 @@
-"""The contract's outcome of one run, worked out apart from the engine.
+"""The outcome of one run by the contract, worked out apart from the engine.
 
-Nothing is imported from the engine or the core: this is their contract said a second time. After each event it looks at
-the whole run again until nothing changes, where the core keeps counters and follows what depends on what.
+Nothing is imported from the engine or the core: this states their contract a second time. After each event it evaluates
+the whole run until nothing changes, where the core keeps counters and follows dependencies.
 """
 
 from collections import Counter
@@ -34,12 +34,12 @@ TOO_LATE_TO_BEGIN = "deadline passed before it was started"
 _EMPTY = msgspec.Raw(b"{}")
 
 
-# -- what was asked -------------------------------------------------------------------------------------------------
+# -- requests -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """The settings of runs: what holds where a request and its pipeline say nothing."""
+    """The settings of runs, for what a request and its pipeline leave out."""
 
     timeout: float
     attempts: int
@@ -49,6 +49,8 @@ class Defaults:
 
 @dataclass(frozen=True)
 class ExpectedStep:
+    """A step of a request."""
+
     id: str
     queue: str
     depends_on: tuple[str, ...]
@@ -58,14 +60,14 @@ class ExpectedStep:
     timeout: float | None
     optional: bool
     config: dict[str, Any]
-    payload: msgspec.Raw | None  # a destination's own
+    payload: msgspec.Raw | None  # of this destination alone
 
     @property
     def collects(self) -> bool:
         return self.queue.startswith("escavador")
 
     def longest_pause(self, attempt: int) -> float:
-        """The exponential backoff before its jitter."""
+        """Return the exponential backoff before jitter."""
         return min(self.max_backoff, self.backoff * 2.0 ** min(attempt - 1, 60))
 
 
@@ -78,7 +80,7 @@ class Asked:
     steps: tuple[ExpectedStep, ...]
     is_pipeline: bool
     timeout: float
-    needed: int | None  # successes that end the run early
+    needed: int | None  # successes that end the run early; None: all are needed
     amends: bool
     priority: int
     payload: msgspec.Raw
@@ -86,6 +88,8 @@ class Asked:
 
 
 class _Request(msgspec.Struct):
+    """The body of a request."""
+
     correlation_id: str = ""
     destinos: list[str | dict[str, msgspec.Raw]] | None = None
     pipeline: str | None = None
@@ -98,7 +102,7 @@ class _Request(msgspec.Struct):
 
 
 def read_asked(body: bytes, pipelines: Mapping[str, Mapping[str, Any]], defaults: Defaults) -> Asked:
-    """Read the body of a request for a run, which the simulation knows to be a good one."""
+    """Read the body of a request, which the simulation knows to be valid."""
     request = msgspec.json.decode(body, type=_Request)
     source: Mapping[str, Any] = {} if request.pipeline is None else pipelines[request.pipeline]
     if request.pipeline is None:
@@ -166,10 +170,12 @@ def _needed(quorum: int | str | None, total: int) -> int | None:
     return max(1, ceil(total * Fraction(quorum.removesuffix("%")) / 100))
 
 
-# -- what workers say -----------------------------------------------------------------------------------------------
+# -- answers --------------------------------------------------------------------------------------------------------
 
 
 class _Message(msgspec.Struct):
+    """A message of a worker."""
+
     correlation_id: str
     tipo_evento: str
     payload: msgspec.Raw
@@ -180,19 +186,19 @@ class _Message(msgspec.Struct):
 
 @dataclass(frozen=True)
 class ExpectedAnswer:
-    """A worker's answer as it was written. Two that are equal are one message that came twice."""
+    """A worker's answer. Two equal ones are one message that came twice."""
 
     run_id: str
     task: str
     attempt: int | None
     payload: bytes
     timestamp: str
-    reason: str | None  # None: a success
+    reason: str | None  # None for a success
     may_retry: bool
 
 
 def read_answer(body: bytes) -> ExpectedAnswer | None:
-    """None when it is no answer, or names no task. The workers of a simulation always name theirs."""
+    """Return the answer in a body. None when it is none, or names no task, which the simulation's workers always do."""
     try:
         message = msgspec.json.decode(body, type=_Message)
         payload = msgspec.json.decode(message.payload)
@@ -216,32 +222,34 @@ def read_answer(body: bytes) -> ExpectedAnswer | None:
     )
 
 
-# -- what comes of it -----------------------------------------------------------------------------------------------
+# -- outcomes -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Command:
-    """What a worker is to be sent for one attempt."""
+    """The command that a worker has to get for one attempt."""
 
     deadline: float
-    results: Mapping[str, frozenset[bytes]]  # by dependency, what may be handed on
+    results: Mapping[str, frozenset[bytes]]  # dependency -> its possible results
 
 
 @dataclass(eq=False)
 class ExpectedTask:
+    """A task, and how it must look to users."""
+
     step: ExpectedStep
-    allowed: int  # attempts, before a failure is final
+    allowed: int  # attempts before a failure is final
     status: str = "pendente"
     attempts: int = 0
-    is_begun: bool = False  # an attempt was decided since it was opened
+    is_begun: bool = False  # an attempt was begun since it was opened
     deadline: float | None = None
-    retry_between: tuple[float, float] | None = None  # the earliest and the latest moment of the next attempt
-    retry_at: float | None = None  # which of them was chosen, once that is known
-    results: frozenset[bytes] = frozenset()  # payloads, one of which is the result
+    retry_between: tuple[float, float] | None = None  # earliest and latest time of the next attempt
+    retry_at: float | None = None  # the chosen time, once it is known
+    results: frozenset[bytes] = frozenset()  # possible results
     ended_by: str = ""  # "answer", "size", "own deadline", "run deadline", "dependency", "quorum" or "request"
-    counted: ExpectedAnswer | None = None  # the failure that was counted last
-    reason: str = ""  # a part of what is told as the reason
-    has_letter: bool = False
+    counted: ExpectedAnswer | None = None  # the last failure that was counted
+    reason: str = ""  # a part of the shown reason
+    has_dead_letter: bool = False
     ended_at: float | None = None
     commands: dict[int, Command] = field(default_factory=dict)  # by attempt
 
@@ -256,6 +264,8 @@ class ExpectedTask:
 
 @dataclass
 class ExpectedDelivery:
+    """A delivery of an aggregate."""
+
     channel: str
     status: str = "pendente"
     edition: int = 0
@@ -264,6 +274,8 @@ class ExpectedDelivery:
 
 @dataclass
 class ExpectedRun:
+    """A run, and how it must look to users."""
+
     asked: Asked
     created_at: float
     status: str = "em_execucao"
@@ -272,7 +284,7 @@ class ExpectedRun:
     repeated: int = 0
     is_cancelled: bool = False
     ended_at: float | None = None
-    # What follows by itself from what happened, and how often. Whoever finds it told takes it off.
+    # Consequences that the history must list, and how often. One that is found there is removed.
     follows: Counter[tuple[str, str | None]] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -296,10 +308,10 @@ class ExpectedRun:
     def deadline_of(self, task: ExpectedTask) -> float:
         return self.deadline if task.deadline is None else min(task.deadline, self.deadline)
 
-    # -- what a worker's answer does ----------------------------------------------------------------------------
+    # -- effects of answers -------------------------------------------------------------------------------------
 
     def verdict(self, answer: ExpectedAnswer, *, redelivered: bool) -> str:
-        """Return what an answer does now, in the history's word for it; a failure: `falha`."""
+        """Return what an answer does now, in the history's word; for a failure `falha`."""
         task = self.tasks[answer.task]
         if not task.attempts:
             return "resposta_recusada"
@@ -325,14 +337,14 @@ class ExpectedRun:
         self._end_if_over(now)
 
     def amend(self, task: ExpectedTask, results: Iterable[bytes], now: float) -> None:
-        """A late success replaces the timeout. What was skipped behind it stays skipped."""
+        """Replace a timeout by a late success. Skipped tasks stay skipped."""
         was_open = self.is_open
         self.succeed(task, results, now)
         if not was_open:
             self._end(self.ended_at)
 
     def attempt_failed(self, task: ExpectedTask, answer: ExpectedAnswer, now: float) -> None:
-        """Another attempt follows, or the deadline has passed already."""
+        """Expect another attempt, or the end if the deadline has passed."""
         task.counted, task.reason = answer, answer.reason or ""
         if self.deadline_of(task) <= now:
             self.follows["tarefa_timeout", task.step.id] += 1
@@ -343,7 +355,7 @@ class ExpectedRun:
         self._follow(now)
 
     def fail(self, task: ExpectedTask, answer: ExpectedAnswer, now: float) -> None:
-        task.counted, task.has_letter = answer, True
+        task.counted, task.has_dead_letter = answer, True
         self._close(task, "erro", "answer", now, answer.reason or "")
         self._follow(now)
 
@@ -352,19 +364,25 @@ class ExpectedRun:
         self._follow(now)
 
     def why_final(self, task: ExpectedTask, answer: ExpectedAnswer, now: float) -> str | None:
-        """Why a failure now is the task's end; None when another attempt must follow. Where only chance says whether
-        there is time for another, both are right: then this says so, and `must_be_final` is false."""
+        """Return why a failure now ends the task, or None when another attempt must follow.
+
+        If only the jitter decides whether there is time for another, both are right. Then this returns the reason, and
+        `must_be_final` returns False.
+        """
         if self.must_be_final(task, answer, now):
             return "no attempt is left, or the worker wants none"
         latest = now + task.step.longest_pause(task.attempts)
         return "there may be no time left" if latest >= self.deadline_of(task) else None
 
     def must_be_final(self, task: ExpectedTask, answer: ExpectedAnswer, now: float) -> bool:
-        """A worker whose clock is ahead refuses what has time enough: that is tried again whatever it says."""
+        """Return True when the failure must end the task.
+
+        A worker whose clock is ahead refuses commands that still have time, and these must be tried again.
+        """
         is_mistaken = answer.reason == TOO_LATE_TO_BEGIN and self.deadline_of(task) - now >= 1.0
         return task.attempts >= task.allowed or not (answer.may_retry or is_mistaken)
 
-    # -- what the clock does ------------------------------------------------------------------------------------
+    # -- effects of the clock -----------------------------------------------------------------------------------
 
     def time_out(self, task: ExpectedTask, now: float) -> None:
         self._time_out(task, now)
@@ -376,10 +394,10 @@ class ExpectedRun:
         self._close(task, "timeout", "own deadline" if is_own else "run deadline", now, f"in {in_words(limit or 0)}")
 
     def begin_again(self, task: ExpectedTask, now: float) -> None:
-        """The pause after a failure is over."""
+        """Begin the next attempt: the pause after a failure is over."""
         self._begin(task, now)
 
-    # -- what operators ask -------------------------------------------------------------------------------------
+    # -- operators ----------------------------------------------------------------------------------------------
 
     def cancel(self, now: float) -> None:
         self.is_cancelled = True
@@ -390,7 +408,7 @@ class ExpectedRun:
         return {name for name, task in self.tasks.items() if not task.has_succeeded}
 
     def hopeful_with(self, name: str) -> set[str]:
-        """The tasks that a redrive of this one opens: itself, and what was skipped because of these alone."""
+        """Return the tasks that a redrive of this one opens: itself, and those skipped only because of these."""
         again = {name}
         while more := {one for one in self.tasks if one not in again and self._may_hope(one, again)}:
             again |= more
@@ -410,18 +428,18 @@ class ExpectedRun:
             task = self.tasks[name]
             task.status, task.is_begun, task.allowed = "pendente", False, task.attempts + task.step.attempts
             task.deadline = task.ended_at = task.retry_between = task.retry_at = None
-            task.ended_by, task.reason, task.has_letter = "", "", False
+            task.ended_by, task.reason, task.has_dead_letter = "", "", False
             self.follows["tarefa_reaberta", name] += 1
         self._follow(now)
 
-    # -- what follows by itself ---------------------------------------------------------------------------------
+    # -- consequences -------------------------------------------------------------------------------------------
 
     def _follow(self, now: float) -> None:
         self._advance(now)
         self._end_if_over(now)
 
     def _advance(self, now: float) -> None:
-        """Until nothing changes: begun is what is behind successes alone, skipped what is behind a failure."""
+        """Begin tasks whose dependencies all succeeded and skip tasks behind a failure, until nothing changes."""
         for task in self._until_none(lambda task: all(self.tasks[one].has_succeeded for one in task.step.depends_on)):
             self._begin(task, now)
         for task in self._until_none(lambda task: any(map(self._has_failed, task.step.depends_on))):
@@ -486,7 +504,7 @@ class ExpectedRun:
         statuses = [task.status for task in self.tasks.values()]
         return next((status for status in ("erro", "timeout") if status in statuses), "cancelada")
 
-    # -- what a user sees ---------------------------------------------------------------------------------------
+    # -- views of users -----------------------------------------------------------------------------------------
 
     def summary(self) -> dict[str, int]:
         statuses = [task.status for task in self.tasks.values()]
@@ -510,6 +528,8 @@ class ExpectedRun:
 
 @dataclass(frozen=True)
 class ExpectedAggregate:
+    """The aggregate that a run must have."""
+
     status: str
     edition: int
     summary: dict[str, int]
@@ -520,13 +540,13 @@ class ExpectedAggregate:
 
 
 def collector_parameters(payload: msgspec.Raw, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What an escavador gets as `parametros`: the run payload's, overlaid by the step's config."""
+    """Return the `parametros` of an escavador: the run's payload, overlaid by the step's config."""
     given = msgspec.json.decode(payload).get("parametros")
     return {**(given if isinstance(given, dict) else {}), **config}
 
 
 def in_words(seconds: float) -> str:
-    """A length of time as reasons have it: `1.5 s`, `30 s`, `2 min 5 s`, `3 h`."""
+    """Return a length of time as reasons show it: `1.5 s`, `30 s`, `2 min 5 s`, `3 h`."""
     if seconds < 60:
         return f"{seconds:.1f}".removesuffix(".0") + " s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -537,7 +557,7 @@ def in_words(seconds: float) -> str:
 
 
 def first_difference(names: Sequence[str], expected: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
-    """Name the first field in which what is found is not what is expected."""
+    """Return the first field whose value is not the expected one."""
     for name in names:
         if expected[name] != found.get(name):
             return f"{name} is {found.get(name)!r}, and must be {expected[name]!r}"

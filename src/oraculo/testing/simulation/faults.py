@@ -1,4 +1,4 @@
-"""What may go wrong, each with a rate."""
+"""The kinds of faults, each with a rate."""
 
 import msgspec
 
@@ -6,18 +6,18 @@ from oraculo.errors import Fault, InvalidInput
 
 
 class Faults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Rates from 0 to 1: for each message, each call, each job, or each second, as said."""
+    """Rates from 0 to 1, for each message, call, job or second as the field says."""
 
-    drop: float = 0.0  # a message is lost on its way, though it was confirmed
+    drop: float = 0.0  # a confirmed message is lost
     duplicate: float = 0.0  # a message arrives twice
     delay: float = 0.0  # a message arrives up to 5 s later, so that others overtake it
     refuse: float = 0.0  # a publish is refused
-    not_taken: float = 0.0  # some queues of a publish are full, or down, and it is told which messages were not taken
-    too_large: float = 0.0  # a command is told to be larger than the broker will ever take
-    hang: float = 0.0  # a publish hangs for up to 20 s and then fails, some of it done
+    not_taken: float = 0.0  # some queues of a publish are full or down
+    too_large: float = 0.0  # the broker says that a command is too large for it
+    hang: float = 0.0  # a publish hangs for up to 20 s, then fails half done
     lost_ack: float = 0.0  # an ack does not reach the broker
     lose_memory: float = 0.0  # each second and broker: it forgets everything
-    away: float = 0.0  # each second and broker: it is gone or frozen for up to 25 s; of several, some for good
+    away: float = 0.0  # each second and broker: it is gone or frozen up to 25 s; some of several forever
     engine_crash: float = 0.0  # each call an engine makes: it dies just before or just after
     worker_crash: float = 0.0  # each call a worker makes
     slow_store: float = 0.0  # a call to the store takes up to 2 s
@@ -51,12 +51,12 @@ class Faults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self, **{kind: 0.0})
 
     def kinds(self) -> list[str]:
-        """Those that can happen."""
+        """Return the kinds that can happen."""
         return [kind for kind in self.__struct_fields__ if getattr(self, kind) > 0]
 
     @classmethod
     def parse(cls, settings: list[str]) -> "Faults":
-        """Reads `["drop=0.05", …]`. Raises InvalidInput, naming what is right."""
+        """Read `["drop=0.05", …]`. Raises InvalidInput, which says what is right."""
         rates: dict[str, float] = {}
         for setting in settings:
             kind, _, text = setting.partition("=")

@@ -1,4 +1,4 @@
-"""Processes that can die: what belongs to one ends with it, at once, wherever it is."""
+"""Simulated processes that can die. All tasks of a process end with it."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -9,7 +9,7 @@ OWNER: ContextVar["SimulatedHost | None"] = ContextVar("owner", default=None)
 
 
 class SimulatedHost:
-    """One process. Every task that is started inside it is its own, and dies with it."""
+    """One process. It owns every task that is started inside it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -22,14 +22,14 @@ class SimulatedHost:
         return asyncio.get_running_loop().create_task(work, context=context)
 
     def die(self) -> None:
-        """kill -9: nothing it still does can reach the world (its ports see to that), and its tasks are ended."""
+        """End the process like kill -9: its ports let nothing through any more, and its tasks are cancelled."""
         self.alive = False
         for task in sorted(self.tasks, key=lambda task: task.get_name()):
             task.cancel()
 
 
 def own_tasks(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any) -> "asyncio.Task[Any]":
-    """A task factory that notes whose each task is."""
+    """Create tasks as a task factory, and record which host owns each."""
     context = options.get("context")
     host = OWNER.get() if context is None else context.get(OWNER)
     task = asyncio.Task(work, loop=loop, **options)

@@ -1,6 +1,6 @@
 """The laws of the system, each checked apart from the code that keeps it.
 
-A law is told what happens, as it happens, and looks at what was committed. It says what is wrong with `broken`.
+A law gets every event, looks at what was committed, and reports faults with `broken`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,32 +20,32 @@ from oraculo.wire import naming
 from oraculo.wire.message import Message, decode_message
 
 if TYPE_CHECKING:
-    from oraculo.testing.simulation.world import World
+    from oraculo.testing.simulation.witness import Witness
 
-# How long something may be overdue while nothing goes wrong.
+# Seconds that something may be overdue while nothing goes wrong.
 PATIENCE = 12.0
 
 _Key = tuple[str, int, int]  # run, task, attempt
-_End = tuple[str, dict[str, Any], dict[str, str]]  # how a run ended: its status, its results, the others' statuses
+_End = tuple[str, dict[str, Any], dict[str, str]]  # status of a run, its results, statuses of the other tasks
 
-# What an answer does when it is neither late nor a repeat.
+# The effects of an answer that is neither late nor a repeat.
 _EFFECTS = frozenset({Happened.SUCCEEDED, Happened.ATTEMPT_FAILED, Happened.FAILED, Happened.AMENDED})
 
 
 class Law:
-    """Each method is told of one kind of happening; a law listens to those that it needs."""
+    """The base of laws: one method for each kind of event."""
 
     number = 0
     says = ""
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: "Witness") -> None:
         self.world = world
 
     def broken(self, how: str) -> None:
         self.world.law_broken(self, how)
 
     def accepted(self, run_id: str) -> None: ...
-    def committed(self, before: Run | None, after: Run, told: Sequence[HistoryEntry]) -> None: ...
+    def committed(self, before: Run | None, after: Run, entries: Sequence[HistoryEntry]) -> None: ...
     def published(self, message: Outgoing, server: str) -> None: ...
     def repeat_dropped(self, first: Outgoing, message: Outgoing) -> None: ...
     def forgot(self, server: str) -> None: ...
@@ -71,7 +71,7 @@ class AcceptedIsKept(Law):
 class EveryRunEnds(Law):
     number, says = 2, "every run ends, and needs no message for it"
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: "Witness") -> None:
         super().__init__(world)
         self._overdue: dict[str, float] = {}
 
@@ -92,20 +92,20 @@ class EveryRunEnds(Law):
 class EndedIsFinal(Law):
     number, says = 3, "an ended task is final; repeats, late and unknown answers change nothing"
 
-    def committed(self, before: Run | None, after: Run, told: Sequence[HistoryEntry]) -> None:
+    def committed(self, before: Run | None, after: Run, entries: Sequence[HistoryEntry]) -> None:
         for fault in check_state(after):
             self.broken(f"run {after.id}: {fault}")
         if before is None:
             return
         for old, new in zip(before.tasks, after.tasks, strict=True):
             if not old.is_open:
-                self._check_ended(after, old, new, {entry.what for entry in told if entry.task == old.number})
+                self._check_ended(after, old, new, {entry.what for entry in entries if entry.task == old.number})
 
-    def _check_ended(self, run: Run, old: Task, new: Task, told: set[Happened]) -> None:
+    def _check_ended(self, run: Run, old: Task, new: Task, events: set[Happened]) -> None:
         if old.status is new.status and old.result == new.result:
             return
-        reopened = Happened.REOPENED in told and self.world.may_reopen(run.id)
-        amended = Happened.AMENDED in told and run.plan.on_late is OnLate.AMEND
+        reopened = Happened.REOPENED in events and self.world.may_reopen(run.id)
+        amended = Happened.AMENDED in events and run.plan.on_late is OnLate.AMEND
         if old.status is TaskStatus.SUCCEEDED or not (reopened or amended):
             step = run.plan.steps[old.number].id
             self.broken(f"task {step} of run {run.id} had ended as {old.status} and became {new.status}")
@@ -117,8 +117,10 @@ class EndedIsFinal(Law):
             self._check_failures(run, history[run.id])
 
     def _check_failures(self, run: Run, history: Sequence[HistoryEntry]) -> None:
-        """Each failure that was counted is one that a worker told, of that attempt, or of a command that every broker
-        told to be too large; and was counted once."""
+        """Check that each counted failure has its reason, and counts once.
+
+        A worker failed at that attempt, or every broker said that the command is too large.
+        """
         seen: set[tuple[int, int]] = set()
         for entry in history:
             if entry.what not in (Happened.ATTEMPT_FAILED, Happened.FAILED) or entry.task is None:
@@ -128,16 +130,16 @@ class EndedIsFinal(Law):
             if key in seen:
                 self.broken(f"attempt {entry.attempt} of task {step.id} of run {run.id} failed twice")
             seen.add(key)
-            told = (run.id, step.id, entry.attempt)
-            is_told = told in self.world.failures or (run.id, step.id, None) in self.world.failures
-            if not is_told and len(self.world.too_large_for.get(told, ())) < len(self.world.servers):
+            identity = (run.id, step.id, entry.attempt)
+            has_failed = identity in self.world.failures or (run.id, step.id, None) in self.world.failures
+            if not has_failed and len(self.world.too_large_for.get(identity, ())) < len(self.world.servers):
                 self.broken(f"attempt {entry.attempt} of task {step.id} of run {run.id} failed and no worker said so")
 
 
 class SentUntilAnswered(Law):
     number, says = 4, "a command is sent at least once while its task is open, always under the same identity"
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: "Witness") -> None:
         super().__init__(world)
         self._payloads: dict[tuple[str, str, int], bytes] = {}
         self._unsent: dict[_Key, float] = {}
@@ -170,13 +172,13 @@ class SentUntilAnswered(Law):
 
 
 class SentAgainWhenLost(Law):
-    """A broker that is away, while another works, or that forgot what it had: its commands are sent again."""
+    """The law for lost brokers: their commands are sent again, once another works or they are back without memory."""
 
     number, says = 4, "what a broker had taken that is lost is sent again"
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: "Witness") -> None:
         super().__init__(world)
-        self._taken_by: dict[_Key, str] = {}  # the last broker
+        self._taken_by: dict[_Key, str] = {}  # the last broker of each
         self._forgotten: set[_Key] = set()
         self._lost: dict[_Key, float] = {}
 
@@ -202,7 +204,7 @@ class SentAgainWhenLost(Law):
                 self.broken(f"the command {key} was lost {moment - since:.0f} s ago and is not sent again")
 
     def _sent(self) -> Iterator[tuple[Run, Task]]:
-        """Tasks whose commands are noted as sent, and not answered."""
+        """Yield tasks whose commands are recorded as sent, and not answered."""
         for run in self.world.runs.values():
             for task in run.tasks:
                 if run.is_open and task.status is TaskStatus.RUNNING and not task.unsent:
@@ -229,20 +231,22 @@ class DependenciesFirst(Law):
 
 
 class AckedAfterCommit(Law):
-    """Whatever an answer does, it leaves a trace: an attempt that ended, an amendment, or one more on the count of the
-    late and the repeated. So there are never more acks than traces."""
+    """The law of acks. Every answer leaves a trace: the end of an attempt, an amendment, or a count of strays.
+
+    So there are never more acks than traces.
+    """
 
     number, says = 6, "a message is acked only after its effect is committed"
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: "Witness") -> None:
         super().__init__(world)
         self._traces: dict[str, int] = {}
         self._acks: dict[str, int] = {}
 
-    def committed(self, before: Run | None, after: Run, told: Sequence[HistoryEntry]) -> None:
+    def committed(self, before: Run | None, after: Run, entries: Sequence[HistoryEntry]) -> None:
         strays = after.head.late + after.head.duplicates
         known = 0 if before is None else before.head.late + before.head.duplicates
-        ended = sum(entry.what in _EFFECTS and not _is_unsendable(after, entry) for entry in told)
+        ended = sum(entry.what in _EFFECTS and not _is_unsendable(after, entry) for entry in entries)
         self._traces[after.id] = self._traces.get(after.id, 0) + ended + strays - known
 
     def acked(self, delivery: Delivery) -> None:
@@ -261,56 +265,56 @@ class AckedAfterCommit(Law):
 class OneAggregate(Law):
     number, says = 7, "the aggregate is a function of the tasks, delivered at least once, under one versao"
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: "Witness") -> None:
         super().__init__(world)
         self._ends: dict[tuple[str, int], _End] = {}
         self._seen: dict[tuple[str, int], bytes] = {}
         self._reached: set[tuple[str, str, int]] = set()
 
-    def committed(self, before: Run | None, after: Run, told: Sequence[HistoryEntry]) -> None:
+    def committed(self, before: Run | None, after: Run, entries: Sequence[HistoryEntry]) -> None:
         key = (after.id, after.head.edition)
         if not after.is_open and key not in self._ends:
             self._ends[key] = _end_of(after)
 
     def delivered(self, run_id: str, channel: str, aggregate: bytes) -> None:
-        told = msgspec.json.decode(aggregate)
-        edition = told["versao"]
+        document = msgspec.json.decode(aggregate)
+        edition = document["versao"]
         self._reached.add((run_id, channel, edition))
         end = self._ends.get((run_id, edition))
         if end is None:
             self.broken(f"run {run_id} was delivered as versao {edition} before that was committed")
-        elif end != (delivered := _end_told(told)):
+        elif end != (delivered := _end_in(document)):
             self.broken(f"run {run_id} was delivered as versao {edition} with {delivered}, its tasks make it {end}")
         if self._seen.setdefault((run_id, edition), aggregate) != aggregate:
             self.broken(f"run {run_id} was delivered twice as versao {edition}, with different contents")
 
     def at_rest(self, history: dict[str, Sequence[HistoryEntry]], queues: Sequence[QueueState]) -> None:
         for run in self.world.runs.values():
-            told = [entry.what for entry in history[run.id]]
-            amended_after_end = told.count(Happened.RUN_ENDED) - 1 - told.count(Happened.RUN_REOPENED)
-            if not run.is_open and not 0 <= amended_after_end <= told.count(Happened.AMENDED):
-                self.broken(f"run {run.id} ended {told.count(Happened.RUN_ENDED)} times without a reason to")
+            events = [entry.what for entry in history[run.id]]
+            amended_after_end = events.count(Happened.RUN_ENDED) - 1 - events.count(Happened.RUN_REOPENED)
+            if not run.is_open and not 0 <= amended_after_end <= events.count(Happened.AMENDED):
+                self.broken(f"run {run.id} ended {events.count(Happened.RUN_ENDED)} times without a reason to")
             for delivery in run.head.deliveries:
                 key = (run.id, delivery.channel, run.head.edition)
                 if delivery.status is DeliveryStatus.PENDING and not run.is_open:
                     self.broken(f"run {run.id} ended and its aggregate was not brought to {delivery.channel}")
-                if delivery.status is DeliveryStatus.UNDELIVERED:  # its attempts outlast whatever goes wrong here
+                if delivery.status is DeliveryStatus.UNDELIVERED:  # its attempts last longer than all faults
                     self.broken(f"run {run.id} was given up for {delivery.channel}: {delivery.error}")
                 if delivery.status is DeliveryStatus.DELIVERED and key not in self._reached:
-                    self.broken(f"run {run.id} is told to be delivered to {delivery.channel}, and was not")
+                    self.broken(f"run {run.id} is recorded as delivered to {delivery.channel}, and was not")
 
 
 class NothingIsDropped(Law):
     number, says = 8, "nothing is dropped in silence"
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: "Witness") -> None:
         super().__init__(world)
-        self._laid_to_rest: set[tuple[str, str, int]] = set()  # commands that were published as dead letters
+        self._dead_lettered: set[tuple[str, str, int]] = set()  # commands published as dead letters
 
     def published(self, message: Outgoing, server: str) -> None:
         command = None if message.reason is None else _read(message)
         if command is not None:
-            self._laid_to_rest.add(_identity(command))
+            self._dead_lettered.add(_identity(command))
 
     def acked(self, delivery: Delivery) -> None:
         if delivery.queue not in (naming.ANSWERS, naming.REQUESTS):
@@ -327,21 +331,19 @@ class NothingIsDropped(Law):
         for state in queues:
             if state.queue in (naming.ANSWERS, naming.REQUESTS) and (state.ready or state.unacked):
                 self.broken(f"queue {state.queue} still holds {state.ready + (state.unacked or 0)} messages")
-        for letter in self.world.letters:
+        for letter in self.world.dead_letters:
             if not letter.reason:
                 self.broken(f"a dead letter of {letter.queue} has no reason: {letter.body!r}")
             if letter.queue == naming.ANSWERS and self._is_a_good_answer(letter):
-                self.broken(f"an answer that fits its task was quarantined ({letter.reason}): {letter.body!r}")
+                self.broken(f"an answer that fits its task became a dead letter ({letter.reason}): {letter.body!r}")
         for one in self.world.garbage:
-            if not any((letter.queue, letter.body) == (one.queue, one.body) for letter in self.world.letters):
+            if not any((letter.queue, letter.body) == (one.queue, one.body) for letter in self.world.dead_letters):
                 self.broken(f"garbage on {one.queue} is not among its dead letters: {one.body!r}")
         for run in self.world.runs.values():
             for task in run.tasks:
                 letter_of = (run.id, run.plan.steps[task.number].id, task.attempt)
-                if task.dead_letter and not task.unsent and letter_of not in self._laid_to_rest:
-                    self.broken(
-                        f"the command {letter_of} is told to rest with the dead letters, and never was sent there"
-                    )
+                if task.dead_letter and not task.unsent and letter_of not in self._dead_lettered:
+                    self.broken(f"the command {letter_of} is recorded as a dead letter, and was never sent there")
 
     def _is_a_good_answer(self, letter: DeadLetter) -> bool:
         message = _read(letter)
@@ -353,7 +355,7 @@ class NothingIsDropped(Law):
 
 
 class MemoryIsBounded(Law):
-    """Each of the two queues has its prefetch, and a consumer that was lost may leave as many again."""
+    """The law of memory. Each of the two queues has its prefetch, and a lost consumer may leave as many again."""
 
     number, says = 9, "memory is bounded"
 
@@ -364,7 +366,7 @@ class MemoryIsBounded(Law):
                 self.broken(f"an engine's inbox holds {waiting} messages, more than {limit}")
 
 
-LAWS: tuple[Callable[["World"], Law], ...] = (
+LAWS: tuple[Callable[["Witness"], Law], ...] = (
     AcceptedIsKept,
     EveryRunEnds,
     EndedIsFinal,
@@ -379,7 +381,7 @@ LAWS: tuple[Callable[["World"], Law], ...] = (
 
 
 def _is_unsendable(run: Run, entry: HistoryEntry) -> bool:
-    """That one ended without an answer."""
+    """Return True when that attempt ended without an answer, because its command was too large."""
     return entry.task is not None and run.tasks[entry.task].cause is Cause.UNSENDABLE
 
 
@@ -408,20 +410,20 @@ def _payload(message: Message) -> dict[str, Any]:
 
 
 def _task_of(run: Run, message: Message) -> Task | None:
-    """The workers of the simulation always name their task, in the message or in its payload."""
+    """Return the task that a message names, in a field or in its payload."""
     number = run.plan.by_id.get(message.tarefa or _payload(message).get("tarefa", ""))
     return None if number is None else run.tasks[number]
 
 
 def _end_of(run: Run) -> _End:
-    """As its tasks make it. No object store is simulated, so that every result stands there whole."""
+    """Return how a run ended, from its tasks. No result store is simulated, so every result is in its task."""
     names = [step.id for step in run.plan.steps]
     results = {names[task.number]: msgspec.json.decode(task.result) for task in run.tasks if task.result is not None}
     others = {names[task.number]: task.status.value for task in run.tasks if task.status is not TaskStatus.SUCCEEDED}
     return run.head.status.value, results, others
 
 
-def _end_told(aggregate: dict[str, Any]) -> _End:
+def _end_in(aggregate: dict[str, Any]) -> _End:
     return (
         aggregate["status"],
         aggregate["resultados"],

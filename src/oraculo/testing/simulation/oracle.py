@@ -1,10 +1,10 @@
-"""The oracle: holds each run against the outcome that the contract gives it.
+"""The oracle: compares each run with the outcome that the contract gives it.
 
-It sees what was asked, what workers published, what reached which engine and when, and what users are shown: the run's
-document, its history, its commands and its aggregates. From the history it takes the order in which an engine decided,
-nothing more: each line must have its reason in what really happened, at the moment that it says, and all that follows
-from it must be there. Where the contract allows two outcomes (an answer in flight when the deadline comes, the jitter
-of a pause), both are allowed and nothing else. Nothing is imported from the engine or the core.
+It sees requests, answers that workers published, answers that reached an engine, and all that users see of a run: its
+document, history, commands and aggregates. From the history it takes only the order of an engine's decisions. Each line
+must have its reason in an event at that moment, and all its consequences must be there. Where the contract allows two
+outcomes, both are allowed: an answer in flight at the deadline, or the jitter of a pause. Nothing is imported from the
+engine or the core.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from oraculo.testing.simulation.documents import (
-    TOLD_STRAYS,
+    LISTED_STRAYS,
     Document,
     aggregate_fault,
     read,
@@ -37,8 +37,8 @@ from oraculo.testing.simulation.expected_run import (
 )
 from oraculo.testing.simulation.timeline import Timeline, is_shown_as
 
-COURTESY = 2.0  # seconds that each engine leaves a timer to the one before it
-PATIENCE = 4.0  # seconds in which an engine that nothing holds up decides what is due
+COURTESY = 2.0  # seconds for which each engine leaves a timer to the engine before it
+PATIENCE = 4.0  # seconds within which an engine decides what is due
 MOST_DECIDED = 20
 
 _SLACK = 0.0011
@@ -55,7 +55,7 @@ class Claim(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """The moments between which an engine decided what it commits."""
+    """The moments between which an engine decided a commit."""
 
     since: float
     until: float
@@ -70,21 +70,23 @@ class _Taken:
     consumer: object
     at: float
     redelivered: bool
-    left: int = 1  # decisions that it may still be the reason of; more where a commit's answer was lost
+    left: int = 1  # decisions that it may still explain; more after a lost commit
 
 
 @dataclass(eq=False)
-class _Watched:
-    """One run, and what the oracle keeps of it besides."""
+class _RunRecord:
+    """One run, and what the oracle keeps for it."""
 
     run: ExpectedRun
     aggregates: dict[int, ExpectedAggregate] = field(default_factory=dict)  # by `versao`
     delivered: set[tuple[str, int]] = field(default_factory=set)
-    letters: set[tuple[str, int]] = field(default_factory=set)  # dead letters that were published: task, attempt
+    dead_letters: set[tuple[str, int]] = field(default_factory=set)  # published dead letters: task, attempt
     is_reopening: bool = False
 
 
 class Oracle:
+    """The oracle of runs."""
+
     def __init__(
         self,
         pipelines: Mapping[str, Mapping[str, Any]],
@@ -97,34 +99,34 @@ class Oracle:
         self._defaults = defaults
         self.timeline = timeline
         self.report = report
-        # An engine that died is reckoned with for a while, so that even one has somebody before it.
+        # Engines wait for one that died for a while, so even a single engine has another before it.
         self.patience = PATIENCE + COURTESY * engines
         self._asked: dict[str, list[tuple[float, Asked]]] = {}
-        self._requests: dict[tuple[str | None, bytes], str] = {}  # by key and body: the run that each asks for
-        self._keys: dict[str, tuple[str, bytes]] = {}  # of idempotency: the run and the body that came first
-        self.operators: list[tuple[str, str]] = []  # what they asked, and of which run or queue
-        self._watched: dict[str, _Watched] = {}
-        self._taken: dict[str, list[_Taken]] = {}  # by run
-        self.used: dict[str, list[_Taken]] = {}  # by host: the reasons of its last commit
+        self._requests: dict[tuple[str | None, bytes], str] = {}  # key and body -> the run that is asked for
+        self._keys: dict[str, tuple[str, bytes]] = {}  # idempotency key -> the run and body that came first
+        self.operators: list[tuple[str, str]] = []  # the operation, and its run or queue
+        self._watched: dict[str, _RunRecord] = {}
+        self._taken: dict[str, list[_Taken]] = {}  # run -> answers
+        self.used: dict[str, list[_Taken]] = {}  # host -> answers that explain its last commit
         self.published: set[tuple[str, str, int]] = set()  # commands that a broker took
         self.refused_as_large: set[tuple[str, str, int | None]] = set()
 
-    # -- what was asked and what happened -------------------------------------------------------------------------
+    # -- requests and answers -------------------------------------------------------------------------------------
 
     def asked(self, body: bytes, key: str | None, moment: float) -> str:
-        """Somebody asks for a run; return its id."""
+        """Record a request and return the id of its run."""
         asked = read_asked(body, self._pipelines, self._defaults)
         self._asked.setdefault(asked.run_id, []).append((moment, asked))
         self._requests[key, body] = asked.run_id
         return asked.run_id
 
     def accepted(self, run_id: str, key: str | None, body: bytes) -> None:
-        """Somebody hears that a request was taken, as this run."""
+        """Record that a client's request was accepted as this run."""
         if key is not None and self._keys.setdefault(key, (run_id, body)) != (run_id, body):
             self.report(f"run {run_id} was given under the key {key}, which another request has")
 
     def refused(self, key: str | None, body: bytes, why: str) -> None:
-        """Somebody hears that a good request is not taken: only where another has its key, or its `correlation_id`."""
+        """Check a refusal: a valid request is refused only when another has its key or its `correlation_id`."""
         run_id = self._requests[key, body]
         others = (one for one in self._requests.items() if one[0] != (key, body))
         if not any(another == run_id or (key is not None and its_key == key) for (its_key, _), another in others):
@@ -134,7 +136,7 @@ class Oracle:
         self.operators.append((kind, subject))
 
     def took(self, host: str, consumer: object, body: bytes, *, redelivered: bool, moment: float) -> None:
-        """An engine takes an answer from the broker."""
+        """Record that an engine took an answer from the broker."""
         answer = read_answer(body)
         if answer is not None:
             taken = _Taken(answer, host, consumer, moment, redelivered)
@@ -152,14 +154,14 @@ class Oracle:
             return
         if mine[0].left > 0:
             if spent is None:
-                if watched.run.late + watched.run.repeated < TOLD_STRAYS:
+                if watched.run.late + watched.run.repeated < LISTED_STRAYS:
                     self.report(f"run {answer.run_id}: an answer of '{answer.task}' was acked and had no effect")
                 return
-            spent.left, mine[0].left = mine[0].left, 0  # of two that came too late, the other was meant
+            spent.left, mine[0].left = mine[0].left, 0  # of two late answers, this was the other one
         self._taken[answer.run_id].remove(mine[0])
 
     def put_aside(self, consumer: object, body: bytes) -> None:
-        """An engine put an answer among the dead letters, or gave it back."""
+        """Record that an engine dead-lettered an answer, or gave it back."""
         answer = read_answer(body)
         if answer is not None:
             theirs = self._taken.get(answer.run_id, [])
@@ -168,7 +170,7 @@ class Oracle:
                 theirs.remove(one)
 
     def released(self, consumer: object) -> None:
-        """What a consumer had taken and not settled goes back to its broker."""
+        """Record that the unsettled messages of a consumer went back to the broker."""
         for theirs in self._taken.values():
             for one in theirs:
                 if one.consumer is consumer:
@@ -179,7 +181,7 @@ class Oracle:
             self._taken[run_id] = [one for one in self._taken[run_id] if one.host != host]
 
     def commit_was_lost(self, host: str) -> None:
-        """It was written and the engine does not know: it decides the same answers once more."""
+        """Record that a commit was written and the engine does not know it: it decides the same answers once more."""
         for one in self.used.get(host, ()):
             one.left += 1
 
@@ -195,7 +197,7 @@ class Oracle:
         self.used[host] = []
 
     def committed(self, host: str, run_id: str, claims: Sequence[Claim], document: bytes, moment: float) -> None:
-        """An engine committed a change of a run: what it says of it, and how users see it now."""
+        """Check an engine's commit of a run: its history, and the document that users see now."""
         view = read_document(document)
         stretch = Stretch(self.timeline.began_to_decide(host, moment), moment)
         watched = self._watched.get(run_id)
@@ -206,7 +208,7 @@ class Oracle:
             claims = claims[1:]
         _Commit(self, watched, host, stretch, view).follow(claims)
 
-    def _created(self, run_id: str, claims: Sequence[Claim], view: Document, stretch: Stretch) -> _Watched | None:
+    def _created(self, run_id: str, claims: Sequence[Claim], view: Document, stretch: Stretch) -> _RunRecord | None:
         asked = self._asked.get(run_id, [])
         if not asked or not claims or claims[0].what != "orquestracao_iniciada":
             self.report(f"run {run_id} was created and nobody asked for it")
@@ -218,16 +220,16 @@ class Oracle:
             return None
         candidates = [ExpectedRun(each, created_at) for _, each in asked]
         fits = (one for one in candidates if tasks_fault(one, view) is None)
-        watched = self._watched[run_id] = _Watched(next(fits, candidates[0]))
+        watched = self._watched[run_id] = _RunRecord(next(fits, candidates[0]))
         watched.run.follows.clear()
         return watched
 
     # -- commands and aggregates ----------------------------------------------------------------------------------
 
     def command_sent(self, queue: str, body: bytes, priority: int, letter_reason: str | None) -> None:
-        """An engine published a command, or the dead letter of a task."""
+        """Check a command, or the dead letter of a task, that an engine published."""
         message = read_document(body)
-        if "tarefa" not in message:  # a mark that engines leave on a broker
+        if "tarefa" not in message:  # a broker mark of engines
             return
         run_id, name = read(message["correlation_id"]), read(message["tarefa"])
         watched = self._watched.get(run_id)
@@ -238,8 +240,8 @@ class Oracle:
         if queue != task.step.queue:
             self.report(f"{at} was sent to {queue}, and must go to {task.step.queue}")
         if letter_reason is not None:
-            watched.letters.add((name, attempt))
-            if task.has_letter and attempt == task.attempts and task.reason not in letter_reason:
+            watched.dead_letters.add((name, attempt))
+            if task.has_dead_letter and attempt == task.attempts and task.reason not in letter_reason:
                 self.report(f"{at} rests with the reason {letter_reason!r}, which lacks {task.reason!r}")
             return
         self.published.add((run_id, name, attempt))
@@ -291,7 +293,7 @@ class Oracle:
     # -- time passes ----------------------------------------------------------------------------------------------
 
     def second(self, moment: float) -> None:
-        """What is due and not done while nothing holds the engines up."""
+        """Check that nothing is overdue while nothing holds the engines up."""
         for run_id, watched in self._watched.items():
             run = watched.run
             for name, task in run.tasks.items():
@@ -310,7 +312,10 @@ class Oracle:
         return passed is not None and self.timeline.calm_within(passed, moment) > self.patience
 
     def at_rest(self, documents: Mapping[str, bytes], resting: Iterable[tuple[str, str, int]] | None) -> None:
-        """All is calm. `resting`: the commands among the dead letters, or None when some may have been lost."""
+        """Check everything at the end. `resting` are the commands among the dead letters.
+
+        It is None when some may be lost.
+        """
         for run_id, watched in self._watched.items():
             run = watched.run
             if (fault := run_fault(run, read_document(documents[run_id]))) is not None:
@@ -319,20 +324,20 @@ class Oracle:
                 if not run.is_open and (name, run.edition) not in watched.delivered:
                     self.report(f"run {run_id} ended as versao {run.edition}, which never reached {name}")
             for name, task in run.tasks.items():
-                if task.has_letter and (name, task.attempts) not in watched.letters:
+                if task.has_dead_letter and (name, task.attempts) not in watched.dead_letters:
                     self.report(f"run {run_id}: '{name}' failed for good and no dead letter was sent")
         if resting is not None:
             there = set(resting)
             for run_id, watched in self._watched.items():
                 for name, task in watched.run.tasks.items():
-                    if task.has_letter and (run_id, name, task.attempts) not in there:
+                    if task.has_dead_letter and (run_id, name, task.attempts) not in there:
                         self.report(f"run {run_id}: the dead letter of '{name}' is not among the others")
 
 
 class _Commit:
-    """What one commit says of one run, followed line by line."""
+    """The claims of one commit about one run, followed line by line."""
 
-    def __init__(self, oracle: Oracle, watched: _Watched, host: str, stretch: Stretch, view: Document) -> None:
+    def __init__(self, oracle: Oracle, watched: _RunRecord, host: str, stretch: Stretch, view: Document) -> None:
         self._oracle = oracle
         self._timeline = oracle.timeline
         self._watched = watched
@@ -349,7 +354,10 @@ class _Commit:
         left = list(claims)
         while left:
             claim = left.pop(0)
-            for each in [claim, *takewhile(_is_cancelled, left)]:  # what is cancelled with it may have begun just now
+            for each in [
+                claim,
+                *takewhile(_is_cancelled, left),
+            ]:  # these may have just begun
                 if each.task is not None and each.attempt is not None:
                     self._begin_until(self._run.tasks[each.task], each.attempt)
             if self._run.follows[claim.what, claim.task] > 0:
@@ -363,7 +371,9 @@ class _Commit:
                 self._learn_retry(task)
         missing = +self._run.follows
         if missing:
-            self._report(f"{', '.join(f'{what} {task or str()}'.strip() for what, task in missing)} is not told")
+            self._report(
+                f"{', '.join(f'{what} {task or str()}'.strip() for what, task in missing)} is missing in the history"
+            )
         elif (fault := run_fault(self._run, self._view)) is not None:
             self._report(fault)
         self._run.follows.clear()
@@ -372,7 +382,7 @@ class _Commit:
             self._watched.aggregates.setdefault(self._run.edition, self._run.aggregate())
 
     def _fault_of(self, claim: Claim, following: list[Claim]) -> str | None:
-        """Why this line has no reason in what happened. Else its effect is expected from now on."""
+        """Return why this line has no reason in what happened, or None. Then its effect is expected from now on."""
         task = None if claim.task is None else self._run.tasks[claim.task]
         moment = self._timeline.moment_of(claim.time, *self._stretch)
         if moment is None:
@@ -388,7 +398,7 @@ class _Commit:
         if claim.what == "tarefa_enviada":
             return self._sent(task, claim)
         if claim.what == "carta_morta_descartada":
-            task.has_letter = False
+            task.has_dead_letter = False
             return None if ("discard", task.step.queue) in self._oracle.operators else "nobody asked for it"
         if claim.what in _ANSWERED:
             return self._answered(task, claim, moment)
@@ -408,8 +418,8 @@ class _Commit:
         if verdict == "falha":
             fits = [one for one in fits if (one.answer.reason or "") in claim.detail and self._fits(one, task, claim)]
         if not fits:
-            told = [(one.answer.attempt, one.answer.payload) for one in there]
-            return f"none of the answers that {self._host} has makes it so: {told}"
+            known = [(one.answer.attempt, one.answer.payload) for one in there]
+            return f"none of the answers that {self._host} has makes it so: {known}"
         one = fits[0]
         one.left -= 1
         self._oracle.used.setdefault(self._host, []).append(one)
@@ -424,12 +434,12 @@ class _Commit:
         return claim.what == "tarefa_erro" and "too large" in claim.detail and key in self._oracle.refused_as_large
 
     def _is_of(self, one: _Taken, task: ExpectedTask, claim: Claim) -> bool:
-        """An attempt that was never made says nothing."""
+        """Return True when the answer is of that task and of an attempt that was made."""
         attempt = one.answer.attempt
         return (None if attempt is None or attempt > task.attempts else attempt) == claim.attempt
 
     def _fits(self, one: _Taken, task: ExpectedTask, claim: Claim) -> bool:
-        """Whether a failure is final, or the deadline has passed, or another attempt follows."""
+        """Return True when the failure's outcome is right: final, over the deadline, or followed by another attempt."""
         if claim.attempt != task.attempts:
             return False
         has_passed = self._run.deadline_of(task) <= claim.time
@@ -458,7 +468,7 @@ class _Commit:
         return None
 
     def _learn_results(self) -> None:
-        """Of several answers that came together, users see which one was taken."""
+        """Learn from the document which of several answers that came together was taken."""
         if "resultados" in self._view:
             for name, raw in read_document(self._view["resultados"]).items():
                 self._run.tasks[name].results &= {bytes(raw)}
@@ -480,7 +490,7 @@ class _Commit:
         return None
 
     def _would_succeed(self, one: _Taken, deadline: float) -> bool:
-        """An engine had a success for long enough before the deadline."""
+        """Return True when an engine had a success for long enough before the deadline."""
         if one.left <= 0 or one.consumer is None:
             return False
         verdict = self._run.verdict(one.answer, redelivered=one.redelivered)
@@ -488,7 +498,7 @@ class _Commit:
         return verdict == "tarefa_concluida" and had_time
 
     def _begin_until(self, task: ExpectedTask, attempt: int) -> None:
-        """The pause after a failure is over: users see that the next attempt is counted."""
+        """Begin attempts whose pause is over, up to the one that the document shows."""
         if task.retry_between is None or attempt != task.attempts + 1:
             return
         earliest = task.retry_between[0] if task.retry_at is None else task.retry_at
@@ -505,8 +515,8 @@ class _Commit:
             return
         earliest, latest = task.retry_between
         if not earliest - _SLACK <= next_at <= latest + _SLACK or next_at > self._run.deadline_of(task) + _SLACK:
-            told = f"{shown(earliest)} to {shown(min(latest, self._run.deadline_of(task)))}"
-            self._report(f"the next attempt of '{task.step.id}' is due at {shown(next_at)}, not within {told}")
+            stretch = f"{shown(earliest)} to {shown(min(latest, self._run.deadline_of(task)))}"
+            self._report(f"the next attempt of '{task.step.id}' is due at {shown(next_at)}, not within {stretch}")
         task.retry_at = next_at
 
     def _sent(self, task: ExpectedTask, claim: Claim) -> str | None:
@@ -527,7 +537,7 @@ class _Commit:
         return None
 
     def _reopened(self, claim: Claim, following: list[Claim]) -> str | None:
-        """By `repetir`, or by a redrive: the lines that follow say of which tasks."""
+        """Handle a reopening by `repetir` or by a redrive. The following lines say of which tasks."""
         names: list[str] = []
         for each in [claim, *following]:
             if each.what == "tarefa_reaberta" and each.task is not None:

@@ -1,4 +1,7 @@
-"""A user's own pipeline under faults, with stand-ins for its workers: does it end, how, when, and what is tight."""
+"""A rehearsal of a user's pipeline under faults, with stand-ins for its workers.
+
+It shows whether runs end, how long they take, and which deadlines are tight.
+"""
 
 import json
 import statistics
@@ -13,33 +16,35 @@ from oraculo.pipeline.definition import Definition, pipeline_document
 from oraculo.testing.simulation.faults import Faults
 from oraculo.testing.simulation.running import SeedOutcome, run_seed
 from oraculo.testing.simulation.scenario import Action, Scenario, StandIn
-from oraculo.testing.simulation.world import Attempt
+from oraculo.testing.simulation.witness import Attempt
 
-# A deadline is tight when so many runs met it, or when the slow ones took so much of it.
+# A deadline is tight when this share of runs hit it, or when slow runs took this part of it.
 TIGHT_SHARE = 0.01
 TIGHT_FRACTION = 0.8
 _WELL = (RunStatus.SUCCEEDED, RunStatus.PARTIAL)
-_TROUBLED = 300.0  # seconds in which things go wrong, at most; a run that is open then has the rest of its time in calm
+_TROUBLED = 300.0  # longest time with faults, in seconds; open runs then go on without faults
 
 
 class Deadline(msgspec.Struct, frozen=True):
-    """A deadline, how long what ended well took, and how often it was met."""
+    """A deadline, how long successes took, and how often it was missed."""
 
     of: str
     seconds: float
-    p95: float | None  # None: nothing ended well
+    p95: float | None  # None: nothing succeeded
     met: int
-    in_vain: int  # of those that met it: what they waited for was lost on its way, so no deadline is long enough
+    in_vain: int  # hits by runs that waited for a lost message: no deadline is long enough
 
     def is_tight(self, runs: int) -> bool:
         return self.met - self.in_vain > runs * TIGHT_SHARE or (self.p95 or 0.0) > self.seconds * TIGHT_FRACTION
 
 
 class Rehearsal(msgspec.Struct):
+    """The result of a rehearsal."""
+
     seeds: int
-    violations: dict[int, str]  # by seed: what law was broken, and how
+    violations: dict[int, str]  # seed -> the law that was broken, and how
     statuses: Counter[str]
-    seconds: list[float]  # how long each run took
+    seconds: list[float]  # the time that each run took
     longest_path: list[str]
     longest_path_seconds: float
     deadlines: list[Deadline]
@@ -66,7 +71,7 @@ def rehearse(
     path, expected = longest_path(definition, stand_ins, usual)
     return Rehearsal(
         seeds=len(outcomes),
-        violations={one.seed: _told(one) for one in outcomes if not one.is_clean},
+        violations={one.seed: _in_words(one) for one in outcomes if not one.is_clean},
         statuses=sum((one.statuses for one in outcomes), Counter()),
         seconds=sorted(_lasted(run) for run in runs),
         longest_path=path,
@@ -93,7 +98,7 @@ def _scenario(definition: Definition, stand_ins: Mapping[str, StandIn], usual: S
 
 
 def _without_bridges(definition: Definition) -> Definition:
-    """What is beyond a bridge is served by stand-ins too, each Celery task and BullMQ queue as a queue of its own."""
+    """Return the definition with a queue in place of each Celery task and BullMQ queue, for stand-ins to serve."""
     places = [(step.bridge.kind, step.bridge.target) if step.bridge else None for step in definition.steps]
     known = dict.fromkeys(place for place in places if place)
     queues = {place: f"{place[0]}-{number}" for number, place in enumerate(known)}
@@ -105,7 +110,10 @@ def _without_bridges(definition: Definition) -> Definition:
 
 
 def longest_path(definition: Definition, stand_ins: Mapping[str, StandIn], usual: StandIn) -> tuple[list[str], float]:
-    """The chain of steps that takes longest by the stand-ins' means: no run is faster than this for long."""
+    """Return the chain of steps that takes longest by the stand-ins' mean times, and that time.
+
+    No run is faster for long.
+    """
     best: dict[str, tuple[float, list[str]]] = {}
     waiting = {step.id: step for step in definition.steps}
     while waiting:
@@ -150,7 +158,7 @@ def _of_a_step(number: int, name: str, seconds: float, outcomes: list[SeedOutcom
 
 
 def _cut(outcome: SeedOutcome, cause: Cause) -> set[Attempt]:
-    """The attempts that were waited for when the deadline came."""
+    """Return the attempts that were waited for when the deadline came."""
     return {
         Attempt(run.id, run.plan.steps[task.number].id, task.attempt)
         for run in outcome.runs.values()
@@ -168,7 +176,7 @@ def _deadline(
 
 
 def _was_in_vain(cut: set[Attempt], outcome: SeedOutcome) -> bool:
-    """Whether all that had been sent and was waited for was lost: what has not begun waits for that."""
+    """Return True when all commands or answers that were waited for had been lost."""
     sent = {one for one in cut if one.number}
     return bool(sent) and sent <= outcome.lost
 
@@ -183,6 +191,6 @@ def _percentile(values: list[float], percent: int) -> float:
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-def _told(outcome: SeedOutcome) -> str:
+def _in_words(outcome: SeedOutcome) -> str:
     violation = outcome.violations[0]
     return f"law {violation.law} ({violation.says}): {violation.how}"

@@ -1,14 +1,14 @@
-"""The broker that a process publishes to, of several: the first that works.
+"""The choice among several brokers: a process must publish to the first that works.
 
-An answer goes back by the broker that brought its command, and a reply by the one that brought its request.
+An answer goes to the broker that delivered its command, and a reply to the one that delivered its request.
 
-A broker counts as working for a process when nothing has gone wrong between the two for a while, and the broker itself
-was neither away nor came back meanwhile.
+A broker works for a process when nothing went wrong between the two for a while, and the broker was neither away nor
+back meanwhile.
 """
 
 from collections.abc import Callable, Collection, Sequence
 
-QUIET = 15.0  # seconds without trouble, after which a process must use a broker
+QUIET = 15.0  # seconds without faults after which a process must use a broker
 
 
 class Routes:
@@ -17,11 +17,11 @@ class Routes:
     def __init__(self, servers: Sequence[str], report: Callable[[str], None]) -> None:
         self._servers = servers
         self._report = report
-        self._troubled_until: dict[tuple[object, str], float] = {}  # of a process and a broker
+        self._troubled_until: dict[tuple[object, str], float] = {}  # (process, broker) -> moment
         self._away: set[str] = set()
 
     def is_troubled(self, process: object, server: str, until: float) -> None:
-        """Something goes wrong between the two, or will until then."""
+        """Record a fault between the two, until that moment."""
         key = (process, server)
         self._troubled_until[key] = max(self._troubled_until.get(key, until), until)
 
@@ -33,15 +33,16 @@ class Routes:
         self.changes(server, moment)
 
     def changes(self, server: str, moment: float) -> None:
-        """Note that a broker comes back, or forgets everything."""
+        """Record that a broker comes back or forgets everything."""
         for process, name in list(self._troubled_until):
             if name == server:
                 self.is_troubled(process, server, moment)
 
     def chose(self, process: object, server: str, moment: float, what: str, brought_by: Collection[str]) -> None:
-        """`brought_by`: the brokers that brought what this answers; none for what answers nothing.
+        """Check the choice of a broker. `brought_by` are the brokers that delivered the message that this one answers.
 
-        What came by several may be answered as if it came by any of them."""
+        It may be answered as if any of them delivered it.
+        """
         if server in brought_by:
             return
         before = self._servers[: self._servers.index(server)]

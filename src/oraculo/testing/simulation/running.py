@@ -1,4 +1,4 @@
-"""Running one seed, and telling what came of it."""
+"""Running one seed, from the first moment to rest."""
 
 import asyncio
 from collections import Counter
@@ -16,22 +16,25 @@ from oraculo.testing.simulation.faults import Faults
 from oraculo.testing.simulation.hosts import own_tasks
 from oraculo.testing.simulation.scenario import Action, Scenario, full_scenario
 from oraculo.testing.simulation.virtual_time import Stuck, VirtualLoop
-from oraculo.testing.simulation.world import Attempt, Garbage, Violation, World
+from oraculo.testing.simulation.witness import Attempt, Garbage, Violation
+from oraculo.testing.simulation.world import World
 
 CLIENT_PATIENCE = 40.0
-_AFTERMATH = 0.05  # seconds after a violation: what else it breaks at once is told, too
+_GOES_ON = 0.05  # seconds that a seed goes on after a violation, to report the next ones
 
 
 class SeedOutcome(msgspec.Struct):
+    """The outcome of one seed."""
+
     seed: int
     scenario: Scenario
     faults: Faults
     violations: list[Violation]
-    told: list[str]
+    story: list[str]
     statuses: Counter[str]
     troubles: Counter[str]
-    runs: dict[str, Run]  # as they were when it came to rest
-    lost: set[Attempt]  # those that were open when their command or answer was lost on its way
+    runs: dict[str, Run]  # the runs at rest
+    lost: set[Attempt]  # attempts whose command or answer was lost while they were open
 
     @property
     def is_clean(self) -> bool:
@@ -41,7 +44,7 @@ class SeedOutcome(msgspec.Struct):
 def run_seed(
     seed: int, faults: Faults | None = None, scenario: Scenario | None = None, *, by_laws_alone: bool = False
 ) -> SeedOutcome:
-    """Simulates one seed from its first moment to its rest, and returns what the laws and the oracle found."""
+    """Simulate one seed, and return what the laws and the oracles found."""
     scenario = scenario or full_scenario(seed)
     faults = Faults.usual() if faults is None else faults
     loop = VirtualLoop()
@@ -58,21 +61,21 @@ def run_seed(
             scenario=scenario,
             faults=faults,
             violations=world.violations,
-            told=world.told,
+            story=world.story,
             statuses=world.statuses(),
             troubles=world.trouble.counts,
             runs=world.runs,
             lost=world.lost,
         )
     finally:
-        with suppress(Stuck):  # of those that do not end when they are cancelled
+        with suppress(Stuck):  # from tasks that do not end when cancelled
             _end_all(loop)
         asyncio.set_event_loop(None)
         loop.close()
 
 
 def _end_all(loop: asyncio.AbstractEventLoop) -> None:
-    """What a crash or a violation left half done must not outlive its loop: thousands of seeds run in one process."""
+    """End every task of the loop: thousands of seeds run in one process, and nothing may outlive its loop."""
     left = asyncio.all_tasks(loop)
     for task in left:
         task.cancel()
@@ -94,7 +97,7 @@ async def _play(world: World) -> None:
         rested = await world.settle()
         if not world.violations:
             if not rested:
-                world.tell("it did not come to rest")
+                world.log("it did not come to rest")
             await world.judge()
             if not rested and not world.violations:
                 world.violations.append(Violation(2, "every run ends", "it did not come to rest", loop.time()))
@@ -112,31 +115,33 @@ async def _until(moment: float, world: World) -> None:
             await asyncio.wait_for(world.over.wait(), left)
         except TimeoutError:
             return
-        await asyncio.sleep(_AFTERMATH)
+        await asyncio.sleep(_GOES_ON)
 
 
 async def _define_pipelines(world: World) -> None:
-    """Straight to the disk, before anyone asks: what a pipeline is put by is not what is simulated."""
+    """Put the pipelines straight into the store, because putting is not simulated."""
     for name, source in world.scenario.pipelines.items():
         await world.disk.put_pipeline(name, encode_definition(parse_pipeline(source)), 0.0)
 
 
 async def _act(world: World, action: Action) -> None:
     await asyncio.sleep(action.at)
-    world.tell(f"asked: {action.kind} {action.subject or action.queue or ''}".rstrip())
+    world.log(f"asked: {action.kind} {action.subject or action.queue or ''}".rstrip())
     try:
         async with asyncio.timeout(CLIENT_PATIENCE):
             await _ACTIONS[action.kind](world, action)
     except (OraculoError, TimeoutError) as error:
-        world.tell(f"answered: {action.kind}: {type(error).__name__}: {error}")
+        world.log(f"answered: {action.kind}: {type(error).__name__}: {error}")
 
 
 class _Envelope(msgspec.Struct):
+    """The message of a request."""
+
     payload: msgspec.Raw
 
 
 async def _submit(world: World, action: Action) -> None:
-    """As a client does that must know: it asks again, under the same key, until it hears an answer."""
+    """Submit as a careful client does: again under the same key, until there is an answer."""
     world.asked(action.body, action.key)
     while True:
         operations = world.operations()

@@ -1,4 +1,4 @@
-"""What is asked of the system in one simulation: all of it decided before it begins, so that it can be shortened."""
+"""The requests and circumstances of one simulation, all decided before it begins, so that it can be shortened."""
 
 import json
 import random
@@ -11,11 +11,11 @@ import msgspec
 QUEUES = ("escavador_a", "escavador_b", "executador_c", "executador_d")
 PLAIN_QUEUE = "executador_plano"  # served by a worker without the SDK
 DEAF_QUEUE = "escavador_ninguem"  # served by nobody
-LASTS = 30.0  # seconds in which things are asked
+LASTS = 30.0  # seconds with requests
 
 
 class Action(msgspec.Struct, frozen=True):
-    """Something that a client or an operator does at a moment. `subject` is the number of a request before it."""
+    """One act of a client or operator. `subject` is the number of an earlier request."""
 
     at: float
     kind: str  # submit, enqueue, cancel, repeat, redrive, discard, garbage
@@ -36,28 +36,30 @@ class Action(msgspec.Struct, frozen=True):
 
 
 class StandIn(msgspec.Struct, frozen=True):
-    """How a worker of one step behaves: the mean of its time in seconds, and how often an attempt fails."""
+    """The behaviour of a step's worker: its mean time in seconds, and its rate of failures."""
 
     latency: float
     failure_rate: float
 
 
 class Scenario(msgspec.Struct, frozen=True):
+    """The requests of one simulation, and its circumstances."""
+
     pipelines: dict[str, dict[str, Any]]
     actions: tuple[Action, ...]
-    queues: tuple[str, ...] = QUEUES  # those that workers with the SDK serve
-    lasts: float = LASTS  # seconds in which things may go wrong
-    longest: float = 40.0  # the longest deadline of what is asked
-    stand_ins: dict[str, StandIn] = {}  # by step; the others behave as `failure_rate` and `latency` say
+    queues: tuple[str, ...] = QUEUES  # served by workers with the SDK
+    lasts: float = LASTS  # seconds with faults
+    longest: float = 40.0  # the longest deadline of a request
+    stand_ins: dict[str, StandIn] = {}  # by step; `failure_rate` and `latency` are for the others
     engines: int = 1
     workers: int = 2
-    places: int = 16  # commands that a worker with the SDK works on at once
-    brokers: int = 1  # with several, engines and workers use whichever is there
-    durable: bool = True  # the broker keeps its messages when an engine dies
-    drops_repeats: bool = False  # the brokers know a command that they had
-    tells_losses: bool = True  # a broker that forgets everything tells those that are connected
+    places: int = 16  # commands in work at once in a worker with the SDK
+    brokers: int = 1  # with several, processes use any that works
+    durable: bool = True  # the broker survives the death of an engine
+    drops_repeats: bool = False  # the brokers drop repeated commands
+    reports_losses: bool = True  # a broker that forgets everything reports it to connected processes
     failure_rate: float = 0.15
-    final_rate: float = 0.0  # how many of the failures ask for no further attempt
+    final_rate: float = 0.0  # share of failures that ask for no further attempt
     latency: float = 0.5
 
     def stand_in(self, step: str | None) -> StandIn:
@@ -78,17 +80,20 @@ def random_scenario(dice: random.Random) -> Scenario:
         failure_rate=dice.choice((0.0, 0.15, 0.4)),
         latency=dice.choice((0.05, 0.5, 3.0)),
     )
-    if not scenario.durable:  # then it lives inside an engine, and is the only one
+    if not scenario.durable:  # a broker inside an engine is the only one
         return scenario
     brokers, drops_repeats = dice.choice((1, 1, 2, 3)), dice.random() < 0.3
-    tells_losses = dice.random() < 0.5
-    return msgspec.structs.replace(scenario, brokers=brokers, drops_repeats=drops_repeats, tells_losses=tells_losses)
+    reports_losses = dice.random() < 0.5
+    return msgspec.structs.replace(
+        scenario, brokers=brokers, drops_repeats=drops_repeats, reports_losses=reports_losses
+    )
 
 
 def full_scenario(seed: int, additions: int | None = None) -> Scenario:
-    """The scenario of a seed, with more of what the contract speaks of.
+    """Return the scenario of a seed, with additions for more of the contract.
 
-    Each addition has dice of its own: with fewer of them, a seed that once found something is still the same story."""
+    Each addition has dice of its own. So with fewer additions, an old seed is still the same story.
+    """
     scenario = random_scenario(random.Random(f"scenario {seed}"))
     for name, add in list(_ADDITIONS.items())[:additions]:
         scenario = add(scenario, random.Random(f"{name} {seed}"))
@@ -96,7 +101,7 @@ def full_scenario(seed: int, additions: int | None = None) -> Scenario:
 
 
 def _with_richer(scenario: Scenario, change: Callable[[dict[str, Any]], None]) -> list[Action]:
-    """The actions with each request changed; what is asked twice is the same twice."""
+    """Return the actions with each request changed. Repeated requests change alike."""
     bodies: dict[bytes, bytes] = {}
     actions = []
     for action in scenario.actions:
@@ -143,14 +148,14 @@ def _enrich(dice: random.Random, request: dict[str, Any]) -> None:
 
 
 def _key_used_again(dice: random.Random, first: Action) -> Action:
-    """By mistake, for another request."""
+    """Return another request that uses the first one's key by mistake."""
     other = json.loads(first.body)
     other |= {"correlation_id": f"{other['correlation_id']}-other", "payload": {"other": True}}
     return msgspec.structs.replace(first, at=first.at + dice.uniform(0, 5), body=json.dumps(other).encode())
 
 
 def _with_overrides(scenario: Scenario, dice: random.Random) -> Scenario:
-    """Say some things twice, differently: by a request and its pipeline, by a payload and a step's config."""
+    """Set some values twice, differently: in request and pipeline, or in payload and step config."""
     pipelines = {name: _overriding_pipeline(dice, source) for name, source in scenario.pipelines.items()}
     actions = _with_richer(scenario, partial(_override, dice))
     return msgspec.structs.replace(scenario, pipelines=pipelines, actions=tuple(actions))
@@ -173,12 +178,12 @@ def _override(dice: random.Random, request: dict[str, Any]) -> None:
 
 
 def _with_few_places(scenario: Scenario, dice: random.Random) -> Scenario:
-    """Commands wait at workers that are busy, now and then until their deadlines have passed."""
+    """Give workers few places, so that commands wait for them, sometimes until the deadline."""
     return msgspec.structs.replace(scenario, places=dice.choice((1, 1, 2, scenario.places)))
 
 
 def _with_a_timely_cancel(scenario: Scenario, dice: random.Random) -> Scenario:
-    """Cancel a run that is under way. Other cancels come mostly before a run is asked for, or when it has ended."""
+    """Cancel a run while it is open. Other cancels mostly come before its request or after its end."""
     if dice.random() < 0.5:
         return scenario
     asked = dice.choice([one for one in scenario.actions if one.kind in ("submit", "enqueue")])
@@ -247,7 +252,7 @@ def _asking(dice: random.Random, number: int, request: dict[str, Any]) -> list[A
             "timestamp": "2026-01-01T00:00:00Z",
         }
         actions = [Action(at, "enqueue", json.dumps(message).encode())]
-    if dice.random() < 0.3:  # the same again
+    if dice.random() < 0.3:  # sometimes a repeat
         actions.append(msgspec.structs.replace(actions[0], at=at + dice.uniform(0, 5)))
     return actions
 

@@ -1,4 +1,4 @@
-"""Finding the shortest story that still breaks the law: faults, actions and processes are taken away one by one."""
+"""Shrinking: the shortest story that still breaks the law. Faults, actions and processes are removed one by one."""
 
 from collections.abc import Callable, Iterator
 
@@ -12,7 +12,7 @@ Run = Callable[[int, Faults, Scenario], SeedOutcome]
 
 
 def shrink(outcome: SeedOutcome, run: Run = run_seed, tries: int = 200) -> SeedOutcome:
-    """The smallest outcome found that breaks the same law with the same seed. Spends at most `tries` runs."""
+    """Return the smallest outcome that breaks the same law with the same seed, after at most `tries` runs."""
     law = outcome.violations[0].law
     best = outcome
     smaller = _smaller(best)
@@ -27,7 +27,7 @@ def shrink(outcome: SeedOutcome, run: Run = run_seed, tries: int = 200) -> SeedO
 
 
 def _smaller(outcome: SeedOutcome) -> Iterator[tuple[Faults, Scenario]]:
-    """One thing less: first whole kinds of fault, then halves of the actions, then single ones, then processes."""
+    """Yield smaller stories: without a kind of fault, half the actions, an action, or a process."""
     faults, scenario = outcome.faults, outcome.scenario
     for kind in faults.kinds():
         yield faults.without(kind), scenario
@@ -47,19 +47,19 @@ def _smaller(outcome: SeedOutcome) -> Iterator[tuple[Faults, Scenario]]:
         yield faults, msgspec.structs.replace(scenario, brokers=scenario.brokers - 1)
     if scenario.drops_repeats:
         yield faults, msgspec.structs.replace(scenario, drops_repeats=False)
-    if not scenario.tells_losses:
-        yield faults, msgspec.structs.replace(scenario, tells_losses=True)
+    if not scenario.reports_losses:
+        yield faults, msgspec.structs.replace(scenario, reports_losses=True)
 
 
 def _brokers(scenario: Scenario) -> str:
     kept = "kept" if scenario.durable else "lost"
     repeats = ", repeats known" if scenario.drops_repeats else ""
-    losses = "" if scenario.tells_losses else ", losses not told"
+    losses = "" if scenario.reports_losses else ", losses not reported"
     return f"brokers: {scenario.brokers}, their messages {kept} when an engine dies{repeats}{losses}"
 
 
 def story(outcome: SeedOutcome) -> str:
-    """What a person needs to see: the law, the seed, what was asked, what went wrong, what happened."""
+    """Return a report: the law, the seed, the requests, the faults, and the events."""
     violation = outcome.violations[0]
     faults = ", ".join(f"{kind}={getattr(outcome.faults, kind):g}" for kind in outcome.faults.kinds()) or "none"
     scenario = outcome.scenario
@@ -72,7 +72,7 @@ def story(outcome: SeedOutcome) -> str:
         "asked:",
         *(f"  {action}" for action in scenario.actions),
         "happened:",
-        *(f"  {line}" for line in outcome.told[-80:]),
+        *(f"  {line}" for line in outcome.story[-80:]),
         f"replay: make simulate SEED={outcome.seed}",
     ]
     return "\n".join(lines)

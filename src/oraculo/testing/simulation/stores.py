@@ -1,4 +1,4 @@
-"""The store as a process in the simulation sees it: a real one, behind whatever goes wrong."""
+"""The store as a simulated process sees it, with faults."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from oraculo.testing.simulation.trouble import Trouble
 
 
 class HostStore:
-    """The store of one host. The disk under it outlives every host."""
+    """The store of one host. The disk behind it outlives every host."""
 
     name = "simulated"
 
@@ -151,7 +151,7 @@ class HostStore:
         return found
 
     async def clock(self) -> float | None:
-        return None  # the engines' clocks are the world's
+        return None  # the engines' clocks are correct in this world
 
     async def installation(self) -> str:
         found: str = await self._read(self._disk.installation())

@@ -1,4 +1,4 @@
-"""Throws the dice for every fault, and keeps account of when the last one happened."""
+"""The dice for every fault, and the moment of the last one."""
 
 import asyncio
 import random
@@ -15,7 +15,7 @@ from oraculo.testing.simulation.hosts import SimulatedHost
 
 
 class Watched(Protocol):
-    """The world, as the ports tell it what happens."""
+    """The world, as the simulated ports report to it."""
 
     def offered(self, host: SimulatedHost, server: str, messages: Sequence[Outgoing]) -> None: ...
     def published(self, host: SimulatedHost, server: str, message: Outgoing) -> None: ...
@@ -44,11 +44,13 @@ _OF_THE_STORE = frozenset({"failed_commit", "lost_commit", "failed_read", "engin
 
 
 class Trouble:
+    """The source of faults."""
+
     def __init__(self, faults: Faults, dice: random.Random, world: Watched) -> None:
         self.faults = faults
         self.world = world
         self.is_calm = False
-        self.last = 0.0  # the loop's time at which the last fault is over
+        self.last = 0.0  # the moment when the last fault is over
         self.counts: Counter[str] = Counter()
         self._dice = dice
 
@@ -63,7 +65,7 @@ class Trouble:
         return True
 
     def step(self, host: SimulatedHost) -> None:
-        """A host is about to act, or has just acted, on the world. The dead do neither."""
+        """Stop a host that acts on the world if it is dead, or dies now."""
         if not host.alive:
             raise asyncio.CancelledError
         if self.happens("engine_crash" if host.name.startswith("engine") else "worker_crash"):
@@ -74,7 +76,7 @@ class Trouble:
         return self._dice.random() * seconds
 
     async def hold_up(self, host: SimulatedHost, at_most: float, *, in_store: bool = False) -> None:
-        """Something takes its time; until it is over, nothing counts as undisturbed."""
+        """Wait for a while. Until then, nothing counts as undisturbed."""
         seconds = self.up_to(at_most)
         moment = asyncio.get_running_loop().time()
         self.last = max(self.last, moment + seconds)

@@ -1,4 +1,4 @@
-"""Time that passes only when nothing else is left to do, and chance that comes from one seed."""
+"""Virtual time, which passes only when nothing else is left to do, and chance from one seed."""
 
 import asyncio
 import heapq
@@ -6,16 +6,16 @@ import random
 from typing import Any
 
 EPOCH = 1_800_000_000.0
-# Turns of the loop without a moment passing, after which something is spinning.
+# Turns of the loop at one moment after which it counts as spinning.
 MOST_TURNS = 200_000
 
 
 class Stuck(Exception):
-    """Nothing can happen any more, or everything happens for ever at the same moment."""
+    """Nothing can happen any more, or the loop spins at one moment."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Its time jumps to the next timer as soon as nothing is ready. A simulated hour takes no time to wait for."""
+    """An event loop whose time jumps to the next timer when nothing is ready."""
 
     _ready: Any
     _scheduled: Any
@@ -38,12 +38,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self._moment = max(self._moment, self._scheduled[0].when())
             self._turns = 0
         elif self._turns > MOST_TURNS:
-            self._turns = 0  # for whoever then ends what is left
+            self._turns = 0  # the loop runs again to end all tasks
             raise Stuck(f"{MOST_TURNS} turns of the loop at the same moment")
         super()._run_once()  # type: ignore[misc]
 
     def _drop_cancelled(self) -> None:
-        """A cancelled timer must not draw time towards it."""
+        """Drop cancelled timers, so that time does not stop at them."""
         while self._scheduled and self._scheduled[0].cancelled():
             handle = heapq.heappop(self._scheduled)
             handle._scheduled = False
@@ -51,7 +51,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class VirtualClock:
-    """Wall time: the loop's, and whatever it was set forward or back by."""
+    """A wall clock: the loop's time, plus all that it was set forward or back."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -62,6 +62,8 @@ class VirtualClock:
 
 
 class SeededEntropy:
+    """Ids and jitter from one seed."""
+
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
 

@@ -1,6 +1,6 @@
-"""The oracle of the workers: each command is worked on once, answered with what came of it, and acked only then.
+"""The oracle of workers: each command is handled once, answered with its outcome, and acked only after that.
 
-It sees what each process took, what its handlers did, what it published and which of that the broker confirmed.
+It sees what each process took, what its handlers did, what it published, and what the broker confirmed.
 """
 
 from collections.abc import Callable, Collection
@@ -13,13 +13,15 @@ import msgspec
 
 from oraculo.testing.simulation.timeline import Timeline
 
-Identity = tuple[str, str, int | None]  # run, task, attempt; a worker without the SDK says no attempt
+Identity = tuple[str, str, int | None]  # run, task, attempt; None from a worker without the SDK
 
 _EVENTS = {"iniciar_coleta": "resultado_coleta", "iniciar_execucao": "resultado_execucao"}
 _SLACK = 0.0011
 
 
 class _Message(msgspec.Struct):
+    """A message of a worker."""
+
     correlation_id: str
     tipo_evento: str
     payload: msgspec.Raw
@@ -31,24 +33,26 @@ class _Message(msgspec.Struct):
 
 @dataclass
 class _Command:
+    """A command that a process took."""
+
     message: _Message
-    taken_at: float  # the moment at which this process first took it
-    servers: set[str] = field(default_factory=set)  # those that brought it
+    taken_at: float  # the moment when this process first took it
+    servers: set[str] = field(default_factory=set)  # brokers that delivered it
 
 
 @dataclass
 class _Process:
-    """What one process did in its life."""
+    """The events of one life of a process."""
 
     commands: dict[Identity, _Command] = field(default_factory=dict)
     begun: set[Identity] = field(default_factory=set)
-    outcomes: dict[Identity, dict[str, Any]] = field(default_factory=dict)  # the payload that is to be answered
+    outcomes: dict[Identity, dict[str, Any]] = field(default_factory=dict)  # the payload that must be answered
     confirmed: set[Identity] = field(default_factory=set)
-    last: Identity | None = None  # whose outcome came last
+    last: Identity | None = None  # the command whose outcome came last
 
 
 class WorkerOracle:
-    """`life` is whatever tells one life of a process from another."""
+    """The oracle of workers. `life` identifies one life of a process."""
 
     def __init__(self, timeline: Timeline, report: Callable[[str], None]) -> None:
         self._timeline = timeline
@@ -65,7 +69,7 @@ class WorkerOracle:
             command.servers.add(server)
 
     def brought_by(self, life: object, body: bytes) -> Collection[str]:
-        """The brokers that brought the command which this answers to a process; none when it is no answer."""
+        """Return the brokers that delivered the command which this message answers; none if it is no answer."""
         message = _read(body)
         if message is None or message.tipo_evento not in _EVENTS.values():
             return ()
@@ -73,7 +77,7 @@ class WorkerOracle:
         return () if command is None else command.servers
 
     def begins(self, life: object, identity: Identity, moment: float) -> None:
-        """A handler is called with a command."""
+        """Record that a handler gets a command."""
         process = self._of(life)
         command = process.commands.get(identity)
         if command is None or self._timeline.time(moment) >= _deadline(command) + _SLACK:
@@ -83,7 +87,7 @@ class WorkerOracle:
         process.begun.add(identity)
 
     def ends(self, life: object, identity: Identity, payload: dict[str, Any]) -> None:
-        """A handler returned or raised, which makes this payload the right answer."""
+        """Record that a handler returned or raised, which makes this payload the right answer."""
         process = self._of(life)
         process.outcomes[identity], process.last = payload, identity
 
@@ -104,7 +108,7 @@ class WorkerOracle:
                 self._report(f"the answer of {identity} {fault}")
 
     def confirmed(self, life: object, body: bytes) -> None:
-        """The broker confirmed what was published."""
+        """Record that the broker confirmed a message."""
         message = _read(body)
         if message is not None and message.tipo_evento in _EVENTS.values():
             self._of(life).confirmed.add(self._identity_of(life, message))
@@ -130,11 +134,14 @@ class WorkerOracle:
         return f"says {payload}, and its handler made it {outcome}"
 
     def _is_too_late(self, command: _Command, moment: float) -> bool:
-        """By any setting that the clock had since the command was taken."""
+        """Return True when the deadline had passed by any setting of the clock since the command was taken."""
         return self._timeline.latest_time(command.taken_at, moment) >= _deadline(command) - _SLACK
 
     def _identity_of(self, life: object, message: _Message) -> Identity:
-        """A worker without the SDK does one thing after the other, and does not say which attempt it answers."""
+        """Return the identity that a message answers.
+
+        A worker without the SDK handles one command at a time, without attempt.
+        """
         last = self._of(life).last
         return _identity(message) if message.tarefa is not None or last is None else last
 
@@ -144,7 +151,7 @@ def _deadline(command: _Command) -> float:
 
 
 def _is_failure_with(payload: dict[str, Any], outcome: dict[str, Any]) -> bool:
-    """More may be said of a failure."""
+    """Return True for the same failure. The payload may say more."""
     said = {key: payload.get(key) for key in ("status", "erros", "repetir")}
     return outcome["status"] == "erro" and said == {"repetir": None} | outcome
 

@@ -1,4 +1,4 @@
-"""The workers of a simulation: as slow and as unreliable as the scenario says."""
+"""The simulated workers, as slow and as unreliable as the scenario says."""
 
 import asyncio
 import json
@@ -55,7 +55,7 @@ def _failure(world: Factory, text: str) -> Exception:
 
 
 async def plain_worker(queue: str, broker: Broker, server: str, world: Factory) -> None:
-    """A worker with nothing but the broker's client: it names its task in the payload, and never the attempt."""
+    """Run a worker that only uses the broker's client. It names its task in the payload, and never the attempt."""
     while True:
         try:
             consumer = await broker.consume(queue, prefetch=5)
@@ -75,7 +75,7 @@ def _plain_answer(body: bytes, server: str, world: Factory) -> bytes:
     payload: dict[str, Any] = {"tarefa": command.tarefa}
     payload |= {"status": "erro", "erros": [f"{world.dice.random()}"]} if failed else {"resultado": "ok"}
     world.handler_ends(server, (command.correlation_id, command.tarefa or "", command.tentativa), payload)
-    return json.dumps(  # written otherwise than the SDK writes it: a result is kept as it came
+    return json.dumps(  # formatted unlike the SDK's JSON: a result is kept as it came
         {
             "correlation_id": command.correlation_id,
             "tipo_evento": naming.EXECUTED,
