@@ -317,10 +317,9 @@ class Witness:
     def too_large(self, server: str, message: Outgoing) -> None:
         self.log(f"a message to {message.queue} is too large for {server}")
         command = decode_message(message.body)
-        self.too_large_for.setdefault((command.correlation_id, command.tarefa or "", command.tentativa), set()).add(
-            server
-        )
-        self._oracle.too_large(command.correlation_id, command.tarefa or "", command.tentativa)
+        identity = (command.correlation_id, command.tarefa or "", command.tentativa)
+        self.too_large_for.setdefault(identity, set()).add(server)
+        self._oracle.too_large(*identity)
 
     def dropped(self, message: Outgoing) -> None:
         self.log(f"a message to {message.queue} is lost")
