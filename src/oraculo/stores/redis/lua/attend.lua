@@ -1,5 +1,5 @@
--- ARGV: engine, now, the time before which whoever was last heard of is forgotten, and that after which, for then it
--- was before the clock was set back; the layout. Returns who is left.
+-- Records an engine. ARGV: engine, now, the times before and after which records are deleted, the layout.
+-- A record from the future was written before the clock was set back. Returns the engines that are left.
 
 redis.call('ZADD', '@engines', ARGV[2], ARGV[1])
 redis.call('ZREMRANGEBYSCORE', '@engines', '-inf', '(' .. ARGV[3])

@@ -1,5 +1,5 @@
--- Changes a run whose version is the expected one. ARGV: id, that version, state, then the sections: history, and those
--- of write(), with the new version among the fields. Returns 1, or 0 when it was another version and nothing is written.
+-- Changes a run whose version is the expected one. ARGV: id, expected version, state, then sections: history, and those
+-- of write(), with the new version among the fields. Returns 1, or 0 for another version, when nothing is written.
 
 local id, state = ARGV[1], ARGV[3]
 local run = '@run:' .. id

@@ -1,5 +1,5 @@
--- Creates a run. ARGV: id, idempotency key ('' for none, else with a '=' before it), fingerprint, name, state, then the
--- sections: history, and those of write(). Returns the outcome and the id of the run that is there now.
+-- Creates a run. ARGV: id, idempotency key ('' for none, else with a '=' before it), fingerprint, name, state, then
+-- sections: history, and those of write(). Returns the outcome, and the id of the run that exists now.
 
 local id, key, fingerprint, name, state = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local run = '@run:' .. id
@@ -12,8 +12,8 @@ end
 local stored = redis.call('HGET', run, 'fingerprint')
 if stored then return {stored == fingerprint and 'same' or 'id_in_use', id} end
 
--- In this order: a name or a history that is something else stops it while there is nothing but a number that is never
--- used, and a place in a list, which shows nothing without its run.
+-- In this order, a key of another type stops the script while it has only taken a number, and a place in a list that
+-- shows nothing without its run.
 local n = redis.call('INCR', '@sequence')
 redis.call('ZADD', '@named:' .. name, n, id)
 at = 6

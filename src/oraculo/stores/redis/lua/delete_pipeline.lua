@@ -1,4 +1,4 @@
--- ARGV: name. Returns whether it was there.
+-- ARGV: name. Returns 1 when it existed.
 
 local gone = redis.call('HDEL', '@pipelines', ARGV[1])
 if gone == 1 then redis.call('INCR', '@pipelines:mark') end

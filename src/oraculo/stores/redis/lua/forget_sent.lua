@@ -1,5 +1,4 @@
--- Takes ARGV[1] members of @held, at most, and notes them as not sent. Returns how many it took, and how many of them
--- were there to be noted.
+-- Takes at most ARGV[1] members of @held and marks them unsent. Returns how many it took, and how many it marked.
 
 local taken, noted = redis.call('ZRANGE', '@held', 0, ARGV[1] - 1), 0
 for _, member in ipairs(taken) do

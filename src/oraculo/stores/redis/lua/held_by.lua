@@ -1,5 +1,5 @@
--- The ids of runs in the slot of broker ARGV[1], behind run ARGV[2], at most ARGV[3]. One that was pruned meanwhile has
--- lost its place: begin again rather than leave something out.
+-- Returns at most ARGV[3] ids of runs in the slot of broker ARGV[1], after run ARGV[2]. That run may have been pruned:
+-- then begin again rather than leave something out.
 
 local slot = redis.call('HGET', '@brokers', ARGV[1])
 if not slot then return {} end

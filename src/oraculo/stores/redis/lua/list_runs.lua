@@ -1,7 +1,7 @@
--- Runs newest first. ARGV: the number they must be below, how many to look at, how many to find, the field to return of
--- each, how many indexes are walked, and then these, of which a run is in one at most. They must be in one of the indexes
--- that follow, if any do.
--- Returns the number below which to go on, '' when there are no more; then number, id and field of each that was found.
+-- Lists runs, newest first. ARGV: the number they must be below, how many to look at, how many to find, the field to
+-- return, how many indexes to walk, then these (a run is in at most one). Runs must also be in one of the indexes after
+-- these, if there are any.
+-- Returns the number below which to go on ('': no more), then number, id and field of each run.
 
 local before, looked_at, most, field = '(' .. ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local walked, others, sizes = {}, {}, {0, 0}

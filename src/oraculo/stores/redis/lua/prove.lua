@@ -1,6 +1,5 @@
--- Does what the other scripts and the store's own reads do, on keys of its own, and leaves nothing behind: whatever the
--- server cannot do now, or does not permit to this user, stops it. The first write is one that a server without memory
--- refuses.
+-- Runs every command of the other scripts and reads on keys of its own, and leaves nothing behind. It fails where the
+-- server cannot run one now, or does not permit it. A full server refuses the first write.
 
 local hash, zset, list, text = '@proof:hash', '@proof:zset', '@proof:list', '@proof:text'
 
@@ -37,7 +36,7 @@ local commands = {
 for _, command in ipairs(commands) do
     local reply = redis.pcall(unpack(command))
     if type(reply) == 'table' and reply.err then
-        -- Redis 7.0 and older do not say which one.
+        -- Redis 7.0 and older do not name the command.
         if string.find(reply.err, "can't run this command", 1, true) then
             return redis.error_reply("NOPERM this user has no permissions to run the '" .. string.lower(command[1]) .. "' command")
         end

@@ -1,5 +1,5 @@
--- Deletes runs that ended before ARGV[1], leaving the first ARGV[2] of them alone, and looking at ARGV[3], at most.
--- Returns how many were deleted, and how many are kept because a dead letter of theirs is still to be sent.
+-- Deletes runs that ended before ARGV[1]. It skips the first ARGV[2] of them, and looks at ARGV[3] at most.
+-- Returns how many were deleted, and how many are kept because of an unsent dead letter.
 
 local function delete(id)
     local run = '@run:' .. id

@@ -1,4 +1,4 @@
--- Members of @unsent from ARGV[1] on, at most ARGV[2], each followed by the head of its task, which has the attempt.
+-- Returns at most ARGV[2] members of @unsent from ARGV[1] on, each with the head of its task, which has the attempt.
 
 local found = {}
 for _, member in ipairs(redis.call('ZRANGEBYLEX', '@unsent', ARGV[1], '+', 'LIMIT', 0, ARGV[2])) do

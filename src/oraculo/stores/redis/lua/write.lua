@@ -1,7 +1,7 @@
--- What `create` and `change` share; it stands before each of them. `@` is the namespace.
+-- The part that `create` and `change` share; it is put before each. `@` is the namespace.
 --
--- No script is undone when it fails half way. So whatever may be refused is asked for before the first write, and the
--- first write is of a command that a server without memory refuses: from then on it lets a script finish.
+-- No script is undone when it fails half way. So everything that may be refused is checked before the first write, and
+-- a full server refuses the first write: after it, the server lets the script finish.
 
 local at -- where in ARGV the next section begins: a count, and then as many arguments
 local MOST = 4000 -- arguments of one command: Lua cannot unpack many more
@@ -23,7 +23,7 @@ local function slot(broker)
     return found
 end
 
--- The section has a broker and then a member, again and again.
+-- The section alternates between a broker and a member.
 local function hold(n)
     local last = at + ARGV[at]
     local bases, entries = {}, {}
@@ -51,7 +51,7 @@ local function write(run, n)
     section('ZREM', '@held')
 end
 
--- A state is `<status>:<when it ended>`, the latter only if nothing but time keeps the run from being pruned.
+-- A state is `<status>:<time of the end>`. The time is there only if the run may be pruned once it is old enough.
 local function parts(state)
     return string.match(state, '^([^:]*):(.*)$')
 end

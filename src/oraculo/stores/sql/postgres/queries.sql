@@ -2,23 +2,22 @@
 
 -- -- opening --------------------------------------------------------------------------------------------------------
 
--- For every connection. Compiling a statement costs more than any of these takes.
+-- Run on every connection. Compiling a statement costs more than running any of these.
 -- name: session
 SET jit = off;
 SET default_transaction_isolation = 'read committed';
--- What was confirmed must be on the disk, though role or database say otherwise.
+-- A confirmed commit must be on the disk, whatever the role or database has set.
 SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off';
--- Since PostgreSQL 17. Each statement has its limit; how many a commit of a wide run takes is not the role's to know.
+-- Since PostgreSQL 17. Each statement has its limit, and a commit of a wide run may take many statements.
 SELECT set_config('transaction_timeout', '0', false) WHERE current_setting('transaction_timeout', true) IS NOT NULL;
 
--- For the engine's own reads, which all have an index: a plan that was made while the tables were small must do when
--- they are large.
+-- For the engine's reads, which all have an index: a plan that was made for small tables must also fit large ones.
 -- name: reader_session
 SET enable_seqscan = off;
 SET enable_hashjoin = off;
 SET enable_mergejoin = off;
 
--- Of the server's; for the transaction that it begins.
+-- Lifts the server's time limits for this transaction.
 -- name: without_time_limit
 SET LOCAL statement_timeout = 0;
 
@@ -28,18 +27,18 @@ SELECT to_regclass('oraculo_migrations') IS NOT NULL;
 -- name: schema
 SELECT coalesce(max(number), 0) FROM oraculo_migrations;
 
--- Held to the end of the transaction, so that of several programs that start at once only one makes the tables.
+-- Held until the transaction ends, so that only one of several starting programs creates the tables.
 -- name: lock_schema
 SELECT pg_advisory_xact_lock(7824391155012);
 
--- Where our tables are: a schema that came to stand before it in the path gets no second, empty set of them.
+-- The schema with our tables. Another schema that now precedes it in the path must not get a second, empty set.
 -- name: stay_in_schema
 SELECT set_config('search_path', quote_ident(nspname) || ', ' || current_setting('search_path'), true)
 FROM pg_class
 JOIN pg_namespace ON pg_namespace.oid = relnamespace
 WHERE pg_class.oid = to_regclass('oraculo_migrations');
 
--- Whether each is there, the user may use it, and our tables are in it.
+-- For each schema: does it exist, may the user use it, and does it hold our tables?
 -- name: schemas_in_path
 SELECT name, schemas.oid IS NOT NULL, coalesce(has_schema_privilege(schemas.oid, 'USAGE'), false), EXISTS (
     SELECT FROM pg_class WHERE relnamespace = schemas.oid AND relname = 'oraculo_migrations'
@@ -59,14 +58,14 @@ CREATE TABLE IF NOT EXISTS oraculo_migrations (
 -- name: note_migration
 INSERT INTO oraculo_migrations (number, name) VALUES ($1, $2);
 
--- With a commit of nothing, for whoever may write tables may yet not call functions.
+-- An empty commit, because a user who may write the tables may still lack the right to call functions.
 -- name: prove_write
 WITH written AS (
     UPDATE oraculo_marks SET pipelines = pipelines
 )
 SELECT oraculo_write_rows(oraculo_write_heads('{}', '{}'), '{}', '{}', '{}');
 
--- What the user may not do with our tables, with the sequence that numbers the runs and with the functions.
+-- The rights that the user lacks on our tables, on the sequence of run numbers, and on the functions.
 -- name: missing_rights
 SELECT relname, string_agg(wanted, ', ' ORDER BY place)
 FROM pg_class, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'USAGE']) WITH ORDINALITY AS rights (wanted, place)
@@ -107,12 +106,12 @@ SELECT id, idempotency_key, fingerprint FROM oraculo_runs WHERE id = ANY ($1::te
 UNION
 SELECT id, idempotency_key, fingerprint FROM oraculo_runs WHERE idempotency_key = ANY ($2::text[]);
 
--- -- what the engine reads ------------------------------------------------------------------------------------------
+-- -- reads of the engine --------------------------------------------------------------------------------------------
 
 -- name: created_with
 SELECT id FROM oraculo_runs WHERE idempotency_key = $1 AND fingerprint = $2;
 
--- One statement, so that a run and its tasks are of one moment; the run comes with its first task.
+-- One statement, so that a run and its tasks fit together. The run is in the row of its first task.
 -- name: load
 SELECT
     tasks.n, run.definition, run.payload,
@@ -172,7 +171,7 @@ SELECT least(
     (SELECT min(due_at) FROM oraculo_tasks WHERE due_at IS NOT NULL)
 );
 
--- A run that was pruned meanwhile has lost its place: begin again rather than leave something out.
+-- The run to start after may have been pruned: begin again rather than leave something out.
 -- name: unsent
 SELECT id, number, attempt
 FROM oraculo_tasks AS tasks
@@ -221,8 +220,8 @@ WHERE runs.status = 'em_execucao' AND tasks.n = runs.n AND tasks.status = 'em_ex
 UPDATE oraculo_tasks SET unsent = true
 WHERE dead_letter AND NOT unsent;
 
--- Those that another engine is forgetting, or that note themselves at this moment, are not waited for. What was noted
--- later than now was noted before the clock was set back.
+-- Rows that another engine is deleting or writing now are skipped. A record from the future was written before the
+-- clock was set back.
 -- name: attend
 WITH noted AS (
     INSERT INTO oraculo_engines (name, seen_at) VALUES ($1, $2)
@@ -256,7 +255,7 @@ INSERT INTO oraculo_facts (fact) VALUES ($1) ON CONFLICT DO NOTHING;
 -- name: noted
 SELECT 1 FROM oraculo_facts WHERE fact = $1;
 
--- -- what people read -----------------------------------------------------------------------------------------------
+-- -- reads for people -----------------------------------------------------------------------------------------------
 
 -- name: list_runs
 SELECT
@@ -297,8 +296,8 @@ SELECT status, count(*) FROM oraculo_runs GROUP BY status;
 
 -- -- retention and pipelines ----------------------------------------------------------------------------------------
 
--- A dead letter that is still to be sent is something left to deliver. Counted for each run by itself: were it a join,
--- many unsent commands could make a slow one.
+-- An unsent dead letter is something left to deliver. It is counted for each run by itself, because many unsent
+-- commands could make a join slow.
 -- name: prunable
 SELECT n, total
 FROM oraculo_runs AS runs

@@ -1,5 +1,5 @@
--- The statements of stores/sqlite. `VALUES /* rows */` stands for the rows that are written at once, `/* values */` for
--- what is looked for: see sqlite/bulk.py.
+-- The statements of stores/sqlite. `VALUES /* rows */` stands for rows to write, and `/* values */` for values to look
+-- up: see sqlite/bulk.py.
 
 -- name: stored_runs
 SELECT id, n, version, fingerprint
@@ -210,8 +210,8 @@ AND created_at >= :since
 -- name: created_until
 AND created_at < :until
 
--- LIKE ignores the case of ASCII letters only; `folded` is Python's, and slower: it is asked about ids with other
--- letters, which have more bytes than characters, and once about each name, whose index is walked from one to the next.
+-- LIKE ignores the case of ASCII letters only. `folded` is Python's and slower, so it is used for ids with other letters,
+-- which have more bytes than characters, and once for each name, found by walking the index of names.
 -- name: with_text
 AND (
     id LIKE :text ESCAPE '\'
@@ -236,7 +236,7 @@ LIMIT :limit;
 -- name: census
 SELECT status, count(*) FROM runs GROUP BY status;
 
--- A dead letter that is still to be sent is something left to deliver.
+-- An unsent dead letter is something left to deliver.
 -- name: prunable
 SELECT n, total FROM runs
 WHERE ended_at < :ended_before AND due_at IS NULL
@@ -244,7 +244,7 @@ WHERE ended_at < :ended_before AND due_at IS NULL
 ORDER BY ended_at
 LIMIT :limit;
 
--- A run may have been opened again since it was found.
+-- A run may have been reopened since it was found.
 -- name: still_prunable
 SELECT n FROM runs
 WHERE n IN (SELECT value FROM json_each(:numbers)) AND ended_at < :ended_before AND due_at IS NULL
