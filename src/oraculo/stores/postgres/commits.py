@@ -5,20 +5,18 @@ syncs its disk once for all. A large group is sent in slices of SLICE_BYTES, sti
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any
 
 from oraculo.core.chunks import slices
-from oraculo.errors import StoreError, StoreUnavailable
+from oraculo.errors import StoreUnavailable
 from oraculo.ports.store import Committed, Created, CreationOutcome
+from oraculo.stores.commit_queue import CommitQueue, Job, created_before, next_group, without_repeats, write_group
 from oraculo.stores.postgres.address import Connection
 from oraculo.stores.postgres.connections import QUERIES, Lane
 from oraculo.stores.postgres.faults import Clash
 from oraculo.stores.postgres.rows import ROW_BYTES, Insert, Row, Update, Write
-from oraculo.stores.sql.jobs import CommitQueue, Job
 
 GROUP_BYTES = 8 * 1024 * 1024
 SLICE_BYTES = 8 * 1024 * 1024
@@ -30,36 +28,7 @@ PostgresJob = Job[Insert, Update]
 
 
 def queue_to(lane: Lane) -> CommitQueue[PostgresJob]:
-    return CommitQueue(_next_group, partial(_write_group, lane))
-
-
-def _next_group(waiting: deque[PostgresJob]) -> Iterator[PostgresJob]:
-    """Yield as many jobs as fit. A second change of a run waits for the next group, which has the new version."""
-    size = 0
-    runs: set[str] = set()
-    while waiting and size < GROUP_BYTES:
-        job = waiting[0]
-        if any(update.run_id in runs for update in job.updates):
-            return
-        runs.update(write.run_id for write in chain(job.inserts, job.updates))
-        size += job.size
-        yield waiting.popleft()
-
-
-async def _write_group(lane: Lane, group: Sequence[PostgresJob]) -> None:
-    """Write all jobs together. If that is refused, write each alone, so that a bad one does not stop the others."""
-    try:
-        outcomes = await _write_together(lane, group)
-    except StoreError as error:
-        if len(group) > 1 and not isinstance(error, StoreUnavailable):
-            for job in group:
-                await _write_group(lane, [job])
-            return
-        for job in group:
-            job.settle(error)
-        return
-    for job, outcome in zip(group, outcomes, strict=True):
-        job.settle(outcome)
+    return CommitQueue(partial(next_group, GROUP_BYTES), partial(write_group, partial(_write_together, lane)))
 
 
 async def _write_together(lane: Lane, group: Sequence[PostgresJob]) -> list[Committed]:
@@ -102,7 +71,7 @@ class Ledger:
         raise StoreUnavailable("creations with one id or one idempotency key are in each other's way")
 
     async def _offer(self, connection: Connection) -> None:
-        inserts, updates = list(_without_repeats(self._inserts)), self._updates
+        inserts, updates = list(without_repeats(self._inserts)), self._updates
         numbers = await _write(connection, inserts, updates)
         for number, insert in zip(numbers, inserts, strict=False):
             if number:
@@ -117,30 +86,14 @@ class Ledger:
         ids = [insert.run_id for insert in self._inserts]
         keys = [insert.key for insert in self._inserts if insert.key is not None]
         found = await connection.fetch(QUERIES["in_the_way"], ids, keys)
-        by_id = {row["id"]: row for row in found}
-        by_key = {row["idempotency_key"]: row for row in found}
+        by_id = {row["id"]: (row["id"], row["fingerprint"]) for row in found}
+        by_key = {row["idempotency_key"]: (row["id"], row["fingerprint"]) for row in found}
         for insert in self._inserts:
-            if insert.key is not None and (row := by_key.get(insert.key)):
-                self._created[insert] = _again(insert, row, CreationOutcome.KEY_REUSED)
-            elif row := by_id.get(insert.run_id):
-                self._created[insert] = _again(insert, row, CreationOutcome.ID_IN_USE)
+            if insert.key is not None and (used := by_key.get(insert.key)):
+                self._created[insert] = created_before(insert, *used, CreationOutcome.KEY_REUSED)
+            elif used := by_id.get(insert.run_id):
+                self._created[insert] = created_before(insert, *used, CreationOutcome.ID_IN_USE)
         self._inserts = [insert for insert in self._inserts if insert not in self._created]
-
-
-def _again(insert: Insert, row: Any, otherwise: CreationOutcome) -> Created:
-    return Created(CreationOutcome.SAME if row["fingerprint"] == insert.fingerprint else otherwise, row["id"])
-
-
-def _without_repeats(inserts: Iterable[Insert]) -> Iterator[Insert]:
-    """Yield the first new run of each id and key: the outcome of the others depends on it."""
-    ids: set[str] = set()
-    keys: set[str | None] = set()
-    for insert in inserts:
-        if insert.run_id in ids or (insert.key is not None and insert.key in keys):
-            continue
-        ids.add(insert.run_id)
-        keys.add(insert.key)
-        yield insert
 
 
 # -- one transaction ------------------------------------------------------------------------------------------------

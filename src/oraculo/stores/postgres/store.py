@@ -19,6 +19,7 @@ from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.browse import Page, RunQuery
 from oraculo.ports.store import Committed, Creation, Due, Snapshot, Unsent
 from oraculo.stores.copies import unchanged_among
+from oraculo.stores.cursor import make_cursor, read_cursor
 from oraculo.stores.postgres.address import Address, Connection, version_of
 from oraculo.stores.postgres.commits import PostgresJob, queue_to
 from oraculo.stores.postgres.connections import QUERIES, Lane
@@ -31,7 +32,6 @@ from oraculo.stores.postgres.schema import (
     statements_of_an_empty_database,
     try_to_migrate,
 )
-from oraculo.stores.sql.cursor import make_cursor, read_cursor
 from oraculo.stores.sql.listing import one_list_a_status
 from oraculo.stores.stored_words import census_of
 

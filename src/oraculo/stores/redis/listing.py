@@ -5,9 +5,9 @@ from math import inf
 
 from oraculo.core.run import RunHead
 from oraculo.ports.browse import Page, RunQuery
+from oraculo.stores.cursor import make_cursor, read_cursor
 from oraculo.stores.redis.server import Server
 from oraculo.stores.redis.values import head_of
-from oraculo.stores.sql.cursor import make_cursor, read_cursor
 
 LOOKED_AT = 500  # runs that one script reads
 FOUND = 100  # heads that one script returns

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from oraculo.errors import StoreError
 from oraculo.ports.store import Committed
-from oraculo.stores.sql.jobs import CommitQueue
+from oraculo.stores.commit_queue import CommitQueue
 from oraculo.stores.sqlite.connections import Translated, be_patient, open_reader, open_up_to_date
 from oraculo.stores.sqlite.open_files import OpenFiles
 from oraculo.stores.sqlite.transaction import SqliteJob, is_busy, write_group

@@ -20,7 +20,7 @@ from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.browse import Page, RunQuery
 from oraculo.ports.store import Committed, Creation, Due, Snapshot, Unsent
 from oraculo.stores.copies import unchanged_among
-from oraculo.stores.sql.cursor import make_cursor, read_cursor
+from oraculo.stores.cursor import make_cursor, read_cursor
 from oraculo.stores.sql.listing import one_list_a_status
 from oraculo.stores.sqlite.connection_threads import Lane, Writer
 from oraculo.stores.sqlite.connections import MEMORY, Translated, is_for_want_of_room, make_parent

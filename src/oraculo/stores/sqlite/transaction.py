@@ -9,8 +9,8 @@ import msgspec
 
 from oraculo.errors import StoreError
 from oraculo.ports.store import Committed, Created, CreationOutcome
+from oraculo.stores.commit_queue import Job, created_before
 from oraculo.stores.sql import named_queries
-from oraculo.stores.sql.jobs import Job
 from oraculo.stores.sqlite.bulk import Bulk, Lookup
 from oraculo.stores.sqlite.connections import FOREIGN, Transaction, ours, primary_code
 from oraculo.stores.sqlite.rows import Insert, Update
@@ -107,9 +107,9 @@ class _Ledger:
 
     def _enter_insert(self, insert: Insert) -> Created:
         if insert.key is not None and (stored := self._by_key.get(insert.key)):
-            return _again(insert, stored, CreationOutcome.KEY_REUSED)
+            return created_before(insert, stored.run_id, stored.fingerprint, CreationOutcome.KEY_REUSED)
         if stored := self._by_id.get(insert.run_id):
-            return _again(insert, stored, CreationOutcome.ID_IN_USE)
+            return created_before(insert, stored.run_id, stored.fingerprint, CreationOutcome.ID_IN_USE)
         stored = _Stored(insert.run_id, self._next_number, insert.version, insert.fingerprint)
         self._next_number += 1
         self._by_id[insert.run_id] = stored
@@ -140,10 +140,6 @@ class _Ledger:
                 _UPDATE_HEADS.run(self._connection, [update.head for update in part])
         _WRITE_TASKS.run(self._connection, [row for write in chain(inserts, updates) for row in write.tasks])
         _INSERT_HISTORY.run(self._connection, [row for write in chain(inserts, updates) for row in write.history])
-
-
-def _again(insert: Insert, stored: _Stored, otherwise: CreationOutcome) -> Created:
-    return Created(CreationOutcome.SAME if stored.fingerprint == insert.fingerprint else otherwise, stored.run_id)
 
 
 def _without_repeats(updates: list[Update]) -> Iterator[list[Update]]:

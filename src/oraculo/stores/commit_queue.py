@@ -1,17 +1,17 @@
-"""The queue of commits in both SQL stores: each job waits until its group is written."""
+"""The queue of commits: each job waits until its group is written, in one transaction."""
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar
 
-from oraculo.errors import StoreError
-from oraculo.ports.store import Committed, CreationOutcome
+from oraculo.errors import StoreError, StoreUnavailable
+from oraculo.ports.store import Committed, Created, CreationOutcome
 
 
 class Written(Protocol):
-    """One run's part of a commit, as rows."""
+    """One run's part of a commit, as rows or documents."""
 
     run_id: str
     size: int  # in rows or bytes, as the store counts
@@ -19,6 +19,13 @@ class Written(Protocol):
     def note_version(self) -> None:
         """Give the run in memory the version that its rows have now."""
         ...
+
+
+class NewRun(Written, Protocol):
+    """The part of a creation. `key`: its idempotency key."""
+
+    key: str | None
+    fingerprint: str
 
 
 Insert = TypeVar("Insert", bound=Written)
@@ -55,6 +62,7 @@ class Job(Generic[Insert, Update]):
 
 
 AnyJob = TypeVar("AnyJob", bound=Job[Any, Any])
+AnyNewRun = TypeVar("AnyNewRun", bound=NewRun)
 
 
 class CommitQueue(Generic[AnyJob]):
@@ -101,3 +109,57 @@ class CommitQueue(Generic[AnyJob]):
             raise
         finally:
             self._draining = None
+
+
+# -- groups of a bounded size, for stores on a server ----------------------------------------------------------------
+
+
+def next_group(most: int, waiting: deque[AnyJob]) -> Iterator[AnyJob]:
+    """Yield jobs up to the size `most`.
+
+    A second change of a run waits for the next group, because it builds on the version that the first one writes.
+    """
+    size = 0
+    runs: set[str] = set()
+    while waiting and size < most:
+        job = waiting[0]
+        if any(update.run_id in runs for update in job.updates):
+            return
+        runs.update(write.run_id for write in chain(job.inserts, job.updates))
+        size += job.size
+        yield waiting.popleft()
+
+
+async def write_group(
+    write_together: Callable[[Sequence[AnyJob]], Awaitable[Sequence[Committed]]], group: Sequence[AnyJob]
+) -> None:
+    """Write all jobs together. If that is refused, write each alone, so that a bad one does not stop the others."""
+    try:
+        outcomes = await write_together(group)
+    except StoreError as error:
+        if len(group) > 1 and not isinstance(error, StoreUnavailable):
+            for job in group:
+                await write_group(write_together, [job])
+            return
+        for job in group:
+            job.settle(error)
+        return
+    for job, outcome in zip(group, outcomes, strict=True):
+        job.settle(outcome)
+
+
+def without_repeats(inserts: Iterable[AnyNewRun]) -> Iterator[AnyNewRun]:
+    """Yield the first new run of each id and key: the outcome of the others depends on it."""
+    ids: set[str] = set()
+    keys: set[str | None] = set()
+    for insert in inserts:
+        if insert.run_id in ids or (insert.key is not None and insert.key in keys):
+            continue
+        ids.add(insert.run_id)
+        keys.add(insert.key)
+        yield insert
+
+
+def created_before(insert: NewRun, run_id: str, fingerprint: str, otherwise: CreationOutcome) -> Created:
+    """Return the outcome of a creation that found its id or its key in use, by this run."""
+    return Created(CreationOutcome.SAME if fingerprint == insert.fingerprint else otherwise, run_id)
