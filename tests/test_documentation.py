@@ -6,18 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bson.objectid import ObjectId
-from pymongo.asynchronous.collection import AsyncCollection
+from pymongo import AsyncMongoClient
 
 from oraculo import errors
 from oraculo.cli.client import Refused, Unreachable
+from oraculo.core.history import Happened, HistoryEntry
 from oraculo.ports.broker import NotMoved
 from oraculo.ports.broker_admin import NotAnId
 from oraculo.settings import KeyRole
 from oraculo.settings.loading import _VARIABLES
-from oraculo.stores.mongo.server import Server
-from oraculo.stores.mongo.writes import EMBEDDED_TASKS, Birth
-from oraculo.testing.store_runs import creation, make_run
+from oraculo.stores.mongo.commits import Insert
+from oraculo.stores.mongo.documents import entry_documents, task_documents
+from oraculo.stores.mongo.server import Collections
+from oraculo.testing.store_runs import NOW, creation, full_task, make_run
 
 ROOT = Path(__file__).parents[1]
 TRANSLATED = ["README.md", "docs/index.md", "docs/tutorial.md"]
@@ -113,16 +114,13 @@ def test_the_tree_of_errors_has_them_all() -> None:
     assert sorted(drawn) == sorted(each.__name__ for each in (*ours, NotAnId, NotMoved, Refused, Unreachable))
 
 
-async def test_the_page_of_stores_has_every_field_and_collection_of_mongodb() -> None:
-    page = (ROOT / "docs" / "reference" / "limits-stores.md").read_text("utf-8").partition("## MongoDB")[2]
-    told = set(re.findall(r"`(\w+)`", page))
-    wide = [{"id": f"t{number}", "fila": "a"} for number in range(EMBEDDED_TASKS + 1)]
-    for request in ({"webhook": "https://example.org", "payload": b'{"x":"%s"}' % (b"x" * 9_000)}, {"destinos": wide}):
-        run = Birth(creation(make_run("a", **request), key="k"), ObjectId()).document
-        assert run.keys() <= told
-        for part in ("tarefas", "entregas", "historico"):
-            assert {field for item in run.get(part, ()) for field in item} <= told, part
-    server = Server("mongodb://nowhere", "nowhere", 1.0, 1.0)
-    collections = {each.name for each in vars(server).values() if isinstance(each, AsyncCollection)}
-    await server.close()
-    assert collections <= told
+def test_the_page_of_mongodb_has_every_field_and_collection() -> None:
+    named = set(re.findall(r"`(\w+)`", read("docs/reference/mongodb-documents.md")))
+    run = make_run("a", webhook="https://example.org")
+    small = Insert(creation(run, key="k"))
+    large = Insert(creation(make_run("b", payload=b'{"x":"%s"}' % (b"x" * 8_000))))
+    documents = [small.head, *small.head["entregas"], *task_documents(run, map(full_task, run.tasks)), *large.inputs]
+    documents += entry_documents(run, [HistoryEntry(1, NOW, Happened.PROGRESS, 1, 1, "1 %")])
+    assert {field for document in documents for field in document} <= named
+    collections = Collections(AsyncMongoClient(connect=False).get_database("any"))
+    assert {collection.name for collection in vars(collections).values()} <= named

@@ -3,6 +3,7 @@
 pytest looks for fixtures in the module of a test, so each of those names the ones it uses: `url = stage.url`.
 """
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -13,19 +14,18 @@ import pytest
 from pymongo import AsyncMongoClient
 
 from oraculo.core.run import Run
-from oraculo.stores.mongo import MongoStore
+from oraculo.stores.mongo import MongoStore, server
 from oraculo.testing.store_runs import make_run
 from tests.servers.fleet import Fleet
 from tests.stores.started import started
 
-SIDES = ("orquestracoes_blocos", "orquestracoes_historico", "orquestracoes_anexos", "orquestracoes_duvidosas")
-
+OF_RUNS = ("orquestracoes", "orquestracoes_entradas", "orquestracoes_tarefas", "orquestracoes_historico")
 
 Database = Any
 
 
 def with_database(url: str) -> str:
-    """The URL of an empty database on the server."""
+    """Return the URL of an empty database on the server."""
     return urlsplit(url)._replace(path=f"/test_{os.urandom(6).hex()}").geturl()
 
 
@@ -36,7 +36,7 @@ def directly(url: str) -> str:
 
 @asynccontextmanager
 async def database(url: str) -> AsyncIterator[Database]:
-    """As another application sees it."""
+    """Open the database as another application does."""
     async with AsyncMongoClient(url) as client:
         yield client.get_default_database()
 
@@ -53,10 +53,19 @@ def opened(url: str, **options: float) -> AbstractAsyncContextManager[MongoStore
     return started(MongoStore(url, **options))
 
 
-async def counts(url: str, *names: str) -> dict[str, int]:
+async def counts(url: str) -> dict[str, int]:
+    """Return how many documents each collection of runs has."""
     async with database(url) as found:
-        return {name: await found[name].count_documents({}) for name in names or ("orquestracoes", *SIDES)}
+        return {name: await found[name].count_documents({}) for name in OF_RUNS}
 
 
 def wide_run(run_id: str, width: int = 200, **fields: Any) -> Run:
     return make_run(run_id, destinos=[{"fila": "q", "id": f"t{n}", **fields} for n in range(width)])
+
+
+async def end_abandoned(url: str) -> None:
+    """End the transactions of clients that were killed or had no time left: they keep the database from being dropped
+    for a minute."""
+    async with opened(url) as store:
+        await asyncio.sleep(server.ABANDONED_SECONDS)
+        await store._server.end_abandoned()

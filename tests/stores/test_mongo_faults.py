@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from typing import Any
 
 import pytest
 from pymongo.errors import (
@@ -16,12 +17,11 @@ from pymongo.errors import (
 
 from oraculo.core.events import Progressed, Sent
 from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
-from oraculo.ports.browse import RunQuery
-from oraculo.ports.store import CreationOutcome, Unsent
+from oraculo.ports.store import RunQuery
 from oraculo.stores.migrations import Migration
-from oraculo.stores.mongo import MongoStore, layout
+from oraculo.stores.mongo import MongoStore, schema
 from oraculo.stores.mongo import server as server_module
-from oraculo.stores.mongo.faults import place_of, translated
+from oraculo.stores.mongo.faults import Duplicate, place_of, translated
 from oraculo.testing.store_runs import NOW, assert_stored, change, changed, create, creation, load, make_run, revived
 from tests.servers.fleet import Fleet
 from tests.servers.mongo import Mongo
@@ -34,26 +34,26 @@ from tests.waiting import until
 url = stage.url  # a fixture
 
 
-# -- the layout -----------------------------------------------------------------------------------------------------
+# -- the schema -----------------------------------------------------------------------------------------------------
 
 
-async def test_an_empty_database_gets_its_layout_though_several_start_at_once(url: str) -> None:
+async def test_an_empty_database_gets_its_schema_though_several_start_at_once(url: str) -> None:
     stores = [MongoStore(url) for _ in range(6)]
     await asyncio.gather(*(store.start() for store in stores))
     for store in stores:
         await store.close()
     async with database(url) as found:
-        assert (await found.oraculo_meta.find_one({"_id": "layout"}))["numero"] == len(layout.MIGRATIONS)
+        assert (await found.oraculo_meta.find_one({"_id": "esquema"}))["numero"] == len(schema.MIGRATIONS)
 
 
-async def test_an_older_layout_is_refused_until_it_is_migrated(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def colour(server: server_module.Server) -> None:
-        await server.runs.update_many({}, {"$set": {"cor": "azul"}})
+async def test_an_older_schema_is_refused_until_it_is_migrated(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def colour(db: server_module.Collections) -> None:
+        await db.runs.update_many({}, {"$set": {"cor": "azul"}})
 
     async with opened(url) as old, database(url) as found:
         await create(old, before := make_run("before"))
-        known = layout.MIGRATIONS
-        monkeypatch.setattr(layout, "MIGRATIONS", (*known, Migration(len(known) + 1, "colour", colour)))
+        known = schema.MIGRATIONS
+        monkeypatch.setattr(schema, "MIGRATIONS", (*known, Migration(len(known) + 1, "colour", colour)))
         new = MongoStore(url)
         with pytest.raises(StoreError, match=r"is 1, and this program needs 2: run `oraculo migrate`") as refusal:
             await new.start()
@@ -72,20 +72,20 @@ async def test_migrating_needs_no_start(url: str) -> None:
     await store.close()
 
 
-async def test_a_newer_layout_is_refused_with_what_to_do(url: str) -> None:
+async def test_a_newer_schema_is_refused_with_what_to_do(url: str) -> None:
     async with opened(url):
         pass
     async with database(url) as found:
-        await found.oraculo_meta.update_one({"_id": "layout"}, {"$set": {"numero": 99}})
+        await found.oraculo_meta.update_one({"_id": "esquema"}, {"$set": {"numero": 99}})
     for open_it in (MongoStore(url).start, MongoStore(url).migrate):
-        with pytest.raises(StoreError, match=r"newer ORÁCULO \(its layout is 99.*run that version") as refusal:
+        with pytest.raises(StoreError, match=r"newer ORÁCULO \(its schema is 99.*run that version") as refusal:
             await open_it()
         assert not isinstance(refusal.value, StoreUnavailable)
 
 
 async def test_a_server_that_is_too_old_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "OLDEST_MONGODB", (99, 0))
-    with pytest.raises(StoreError, match=r"too old: 99\.0 or newer") as refusal:
+    with pytest.raises(StoreError, match=r"99\.0 or newer is needed") as refusal:
         await MongoStore(url).start()
     assert not isinstance(refusal.value, StoreUnavailable)
 
@@ -93,38 +93,51 @@ async def test_a_server_that_is_too_old_is_refused(url: str, monkeypatch: pytest
 async def test_no_run_is_created_without_the_indexes_of_a_dropped_database(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layout, "TRUSTED_SECONDS", 0.0)
-    async with opened(url) as store, database(url) as found:
-        for drop in (lambda: found.client.drop_database(found.name), found.orquestracoes.drop):
-            await create(store, make_run("before"))
-            await drop()
-            with pytest.raises(StoreUnavailable, match=r"layout of MongoDB at .* is gone.*`oraculo migrate`"):
-                await store.check()
-            with pytest.raises(StoreUnavailable, match="is gone"):
-                await store.commit([creation(make_run("a"))], [])
-            assert (await store.runs(RunQuery())).heads == []
-            assert await MongoStore(url).migrate() == ["0001 runs"]
-            assert await store.check()
-
-
-async def test_runs_of_one_id_or_key_that_were_created_before_the_drop_was_noticed_are_told_apart(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(layout, "TRUSTED_SECONDS", 1_000.0)
+    monkeypatch.setattr(schema, "TRUSTED_SECONDS", 0.0)
     async with opened(url) as store, database(url) as found:
         await create(store, make_run("before"))
         await found.client.drop_database(found.name)
-        for run_id, key in (("a", "one"), ("a", "other"), ("b", "one")):
-            committed = await store.commit([creation(make_run(run_id), key=key, fingerprint=run_id + key)], [])
-            assert committed.created[0].outcome is CreationOutcome.CREATED
-    async with opened(url) as store:
-        b, second, first = [head.id for head in (await store.runs(RunQuery())).heads]
-        assert (b, first) == ("b", "a")
-        assert second.startswith("a-"), "it was accepted, so it goes on"
-        assert (await store.load([second]))[second].head.id == second
-        again = [creation(make_run("a")), creation(make_run("c"), key="one"), creation(make_run("b"), key="new")]
-        outcomes = [created.outcome for created in (await store.commit(again, [])).created]
-        assert outcomes == [CreationOutcome.ID_IN_USE, CreationOutcome.KEY_REUSED, CreationOutcome.ID_IN_USE]
+        with pytest.raises(StoreUnavailable, match="is gone"):
+            await store.commit([creation(make_run("a"))], [])
+        with pytest.raises(StoreUnavailable, match=r"schema of MongoDB at .* is gone.*`oraculo migrate`"):
+            await store.check()
+        assert await MongoStore(url).migrate() == ["0001 runs"]
+        await create(store, make_run("a"))
+        assert await store.check()
+
+
+# -- a server that is no replica set --------------------------------------------------------------------------------
+
+_ADVICE = r"start it with `mongod --replSet rs0`, then run `rs\.initiate\(\)` in `mongosh` once"
+
+
+class _Uninitiated(Mongo):
+    """Started for a replica set, which nobody made."""
+
+    def _become_primary(self, client: Any) -> None:
+        pass
+
+
+async def test_a_server_that_stands_alone_is_refused_with_what_to_do(fleet: Fleet) -> None:
+    fleet.mongo_slowness()  # skips when there is none to be had
+    with Mongo(alone=True) as server:
+        for open_it in (MongoStore(server.url).start, MongoStore(server.url).migrate):
+            with pytest.raises(
+                StoreError, match=f"stands alone, and transactions need a replica set: {_ADVICE}"
+            ) as refusal:
+                await open_it()
+            assert not isinstance(refusal.value, StoreUnavailable), "waiting does not help"
+        named = MongoStore(f"{server.url}?replicaSet=rs0", connect_seconds=1)
+        with pytest.raises(StoreUnavailable, match=f"has no replica set that works: {_ADVICE}"):
+            await named.start()
+
+
+async def test_a_replica_set_that_nobody_made_is_waited_for_and_named(fleet: Fleet) -> None:
+    fleet.mongo_slowness()
+    with _Uninitiated() as server:
+        for url in (server.url, server.url.partition("?")[0]):
+            with pytest.raises(StoreUnavailable, match=f"has no replica set that works: {_ADVICE}"):
+                await MongoStore(url, connect_seconds=1).start()
 
 
 # -- a server in trouble --------------------------------------------------------------------------------------------
@@ -160,6 +173,10 @@ def test_a_driver_that_takes_a_lone_server_for_a_set_is_worth_another_try() -> N
         (OperationFailure("operation exceeded time limit", 50), StoreUnavailable),
         (BulkWriteError({"writeErrors": [{"code": 14031}, {"code": 146}]}), StoreUnavailable),
         (OperationFailure("BSONObj size is invalid", 10334), StoreError),
+        (OperationFailure("transaction is too large and will not fit in the storage engine cache", 388), StoreError),
+        (BulkWriteError({"writeErrors": [{"code": 11000, "index": 0, "errmsg": "E11000"}]}), Duplicate),
+        (OperationFailure("write conflict", 112), StoreUnavailable),
+        (OperationFailure("lost", 1, {"errorLabels": ["UnknownTransactionCommitResult"]}), StoreUnavailable),
     ],
 )
 def test_what_may_be_a_batchs_own_fault_is_told_from_what_is_not(error: PyMongoError, kind: type[StoreError]) -> None:
@@ -172,7 +189,7 @@ async def test_a_server_that_is_killed_and_restarted_loses_nothing_confirmed(fle
     server, slowness = fleet.breakable("mongodb"), fleet.mongo_slowness()
     limits = {"connect_seconds": 0.5 * slowness, "call_seconds": 1.5 * slowness}
     async with opened(with_database(server.url), **limits) as store:
-        runs = [make_run(f"run-{n}") for n in range(4)] + [wide_run("wide", 100)]
+        runs = [make_run(f"run-{n}") for n in range(4)] + [wide_run("wide", 30)]
         await create(store, *runs)
         confirmed = {run.id: 1 for run in runs}
         stopping = asyncio.Event()
@@ -364,13 +381,3 @@ async def test_a_store_that_is_not_open_says_so(url: str) -> None:
     for call in (store.load(["a"]), store.commit([], []), store.prune(NOW, 1), store.runs(RunQuery())):
         with pytest.raises(StoreError, match="not open"):
             await call
-
-
-async def test_a_timer_and_a_command_of_a_wide_run_are_found_by_the_block(url: str) -> None:
-    async with opened(url) as store:
-        run = wide_run("wide", 100, timeout=50)
-        await create(store, run)
-        await change(store, changed(run, *(Sent(n, 1) for n in range(100) if n != 77)))
-        assert list(await store.unsent(10)) == [Unsent("wide", 77, 1)]
-        assert list(await store.unsent(10, ("wide", 76))) == [Unsent("wide", 77, 1)]
-        assert list(await store.unsent(10, ("wide", 77))) == []

@@ -1,17 +1,16 @@
 """The MongoDB store over a line on which all of a run takes longer than one call may."""
 
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
 from oraculo.core.events import Answered
-from oraculo.stores.mongo import reading
-from oraculo.testing.store_runs import OK, assert_stored, change, changed, create, make_run
+from oraculo.stores.mongo import server
+from oraculo.testing.store_runs import assert_stored, change, changed, create, make_run
 from tests.servers.fleet import Fleet
 from tests.servers.proxy import Proxy
 from tests.stores import mongo_stage as stage
-from tests.stores.mongo_stage import database, directly, opened, wide_run, with_database
+from tests.stores.mongo_stage import database, directly, opened, with_database
 
 url = stage.url  # a fixture
 
@@ -33,7 +32,8 @@ async def proxy(fleet: Fleet) -> AsyncIterator[Proxy]:
             await found.client.drop_database(found.name)
 
 
-async def test_a_run_is_read(proxy: Proxy, slowness: float) -> None:
+async def test_a_run_is_read(proxy: Proxy, slowness: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MOST_IN_A_BATCH", 3)  # in the place of 16 MB
     async with opened(proxy.url, call_seconds=slowness) as store:
         runs = [make_run(f"run-{number}") for number in range(3)]
         await create(store, *runs)
@@ -55,25 +55,3 @@ async def test_a_run_is_created_and_changed(proxy: Proxy, slowness: float) -> No
         await change(store, changed(run, *(Answered(n, 1, _LARGE) for n in range(3))))
         proxy.delay = 0.0
         await assert_stored(store, run)
-
-
-async def test_what_was_read_of_a_run_that_moved_on_is_not_read_again(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read_blocks = reading.read_blocks
-    asked: list[int] = []
-    async with opened(url) as store, database(url) as found:
-        run = wide_run("wide", 100)
-        await create(store, run)
-
-        async def overtaken(server: Any, names: Any) -> Any:
-            asked.append(len(names))
-            if len(asked) == 1:  # the run's document was read; now one block is replaced, and time passes
-                await change(store, changed(run, Answered(0, 1, OK)))
-                await store._housekeeping.finish()
-                await found.orquestracoes_blocos.delete_many({"superado_em": {"$exists": True}})
-            return await read_blocks(server, names)
-
-        monkeypatch.setattr(reading, "read_blocks", overtaken)
-        await assert_stored(store, run)
-    assert asked == [4, 1]

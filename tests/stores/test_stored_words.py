@@ -12,7 +12,7 @@ from oraculo.core.history import HistoryEntry
 from oraculo.core.run import Cause, RunHead, RunStatus, Task, TaskStatus
 from oraculo.errors import StoreError, StoreUnavailable, WrittenByNewer
 from oraculo.pipeline.definition import Definition, decode_definition
-from oraculo.stores.mongo import layout as mongo
+from oraculo.stores.mongo import schema as mongo
 from oraculo.stores.redis import server as redis
 from oraculo.stores.sql import migrations
 from oraculo.stores.stored_words import CAUSE, RUN_STATUS, TASK_STATUS

@@ -1,95 +1,105 @@
-"""A run as documents, and documents as a run. The words are the wire's, as the API shows a run; what is inside
-`origem`, `estado`, `agenda` and `interno` is ours alone, in the code's words.
+"""The documents: a run, its inputs, tasks and history as other applications read them, and back.
 
-Times are there twice: as dates for others, which know milliseconds, and as numbers for us, exact. A payload, a result
-or a definition is its JSON text, exactly as it came; what is too large for that is kept apart (see `Attachments`).
+The words are the API's. `ordem`, `busca`, `origem`, `impressao`, `revisao`, and `interno` anywhere, are ORÁCULO's own.
+Times are there twice: as dates for others, which know milliseconds, and exact, as numbers, in `interno`. A payload, a
+result or a definition is its JSON text, exactly as it came.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import bson
 from bson.datetime_ms import DatetimeMS
-from bson.objectid import ObjectId
+from bson.raw_bson import RawBSONDocument
 
 from oraculo.core.aggregate import summary
 from oraculo.core.history import HistoryEntry
-from oraculo.core.run import Delivery, RunHead, Task
-from oraculo.pipeline.definition import Step
-from oraculo.stores.mongo.server import OPTIONS, Document
+from oraculo.core.run import Delivery, Run, RunHead, Task
+from oraculo.errors import StoreError
+from oraculo.stores.mongo.server import Document
 from oraculo.stores.stored_words import CAUSE, CHANNEL, DELIVERY_STATUS, HAPPENED, RUN_STATUS, TASK_STATUS
 
-INLINE_BYTES = 8 * 1024  # a text up to this size is in the document that it belongs to
-PART_BYTES = 4 * 1024 * 1024
+MOST_BYTES = 16_000_000  # of a document; the server takes 16,777,216
+INLINE_BYTES = 8_000  # of payload and definition together, up to which they are in the run's own document
+PART_BYTES = 7_000_000  # of a payload and of a definition, in one document of the inputs
+BETWEEN = "\x1f"  # id and name, where they are searched; no id may hold it
 
 
-def new_key(created_at: float) -> str:
-    """A run's `_id`: in the order of creation, and never used again, so that nothing of a run that was deleted clings
-    to one that took its correlation_id."""
-    return f"{max(0, int(created_at * 1000)):012x}{str(ObjectId())[8:]}"
+def encoded(document: Mapping[str, Any], run_id: str) -> RawBSONDocument:
+    raw = bson.encode(document)
+    if len(raw) > MOST_BYTES:
+        raise StoreError(
+            f"a document of run {run_id} would be {len(raw)} bytes, and MongoDB takes {MOST_BYTES}: "
+            "put large results aside with ORACULO_OBJECTS_URL"
+        )
+    return RawBSONDocument(raw)
+
+
+def place_in_order(head: RunHead) -> str:
+    """Return the text by which runs are ordered: when they were created, to the microsecond, then their id."""
+    return f"{max(0, int(head.created_at * 1_000_000)):014x}-{head.id}"
 
 
 def moment(seconds: float | None) -> DatetimeMS | None:
     return None if seconds is None else DatetimeMS(int(seconds * 1000))
 
 
+def _without_none(**fields: Any) -> Document:
+    """Return the fields that have a value: an index of those that have one stays small."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 # -- texts ----------------------------------------------------------------------------------------------------------
-
-
-class Attachments:
-    """What is too large for the document that names it, in parts: each is written once and never changed."""
-
-    def __init__(self, key: str) -> None:
-        self._key = key
-        self.documents: list[Document] = []
-
-    def keep(self, data: bytes) -> Any:
-        """What stands for it in the document: itself, when it is short."""
-        if len(data) <= INLINE_BYTES:
-            return _as_text(data)
-        return {"anexo": self.parts(data)}
-
-    def parts(self, data: bytes) -> list[ObjectId]:
-        return [self._part(data[start : start + PART_BYTES]) for start in range(0, len(data), PART_BYTES)]
-
-    def _part(self, data: bytes) -> ObjectId:
-        name = ObjectId()
-        self.documents.append({"_id": name, "run": self._key, "dados": data})
-        return name
-
-
-Parts = Mapping[ObjectId, bytes]
 
 
 def _as_text(data: bytes) -> str | bytes:
     try:
         return data.decode()
-    except UnicodeDecodeError:
+    except UnicodeDecodeError:  # a part that ends within a character
         return data
 
 
-def names_in(value: Any) -> Sequence[ObjectId]:
-    return value["anexo"] if isinstance(value, dict) else ()
+def _as_bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value
 
 
-def content(value: Any, parts: Parts) -> bytes:
-    """Raises KeyError when a part is missing."""
-    if isinstance(value, str):
-        return value.encode()
-    return b"".join(parts[name] for name in value["anexo"]) if isinstance(value, dict) else value
+def _parts(data: bytes) -> Iterator[str | bytes]:
+    return (_as_text(data[start : start + PART_BYTES]) for start in range(0, len(data), PART_BYTES))
 
 
-# -- heads ----------------------------------------------------------------------------------------------------------
-
-NOT_OF_HEADS = dict.fromkeys(
-    ("tarefas", "blocos", "historico", "historico_anexos", "payload", "definicao", "busca", "gravacoes", "agenda"), 0
-)
-BETWEEN = "\x1f"  # id and name, where they are searched; no id may hold it
+def _are_inline(run: Run) -> bool:
+    return len(run.payload) + len(run.definition) <= INLINE_BYTES
 
 
-def lasting_fields(head: RunHead, fingerprint: str, key: str | None) -> Document:
-    fields: Document = {
-        "correlation_id": head.id,
+def input_documents(run: Run) -> Iterator[Document]:
+    """Yield payload and definition where they are too large for the run's own document, which every change rewrites."""
+    if _are_inline(run):
+        return
+    for number, (payload, definition) in enumerate(zip_longest(_parts(run.payload), _parts(run.definition))):
+        yield {"correlation_id": run.id, "parte": number} | _without_none(payload=payload, definicao=definition)
+
+
+def inputs_of(documents: Sequence[Document]) -> tuple[bytes, bytes]:
+    """Return the definition and the payload, from a run's document or from its input documents in order."""
+    return _joined(documents, "definicao"), _joined(documents, "payload")
+
+
+def _joined(documents: Iterable[Document], field: str) -> bytes:
+    return b"".join(_as_bytes(one[field]) for one in documents if field in one)
+
+
+# -- runs -----------------------------------------------------------------------------------------------------------
+
+NOT_OF_HEADS: Document = {"payload": 0, "definicao": 0}
+
+
+def lasting_fields(run: Run, fingerprint: str, key: str | None) -> Document:
+    head = run.head
+    inputs = {"payload": _as_text(run.payload), "definicao": _as_text(run.definition)} if _are_inline(run) else {}
+    return {
+        "_id": head.id,
+        "ordem": place_in_order(head),
         "pipeline": head.name,
         "prioridade": head.priority,
         "iniciada_em": moment(head.created_at),
@@ -99,15 +109,14 @@ def lasting_fields(head: RunHead, fingerprint: str, key: str | None) -> Document
             "timeout": head.timeout,
             "definition_hash": head.definition_hash,
             "traceparent": head.traceparent,
-            "fingerprint": fingerprint,
         },
+        "impressao": fingerprint,
+        **_without_none(chave_idempotencia=key),
+        **inputs,
     }
-    if key is not None:
-        fields["chave_idempotencia"] = key
-    return fields
 
 
-def changing_fields(head: RunHead, version: int, agenda: Document) -> Document:
+def changing_fields(head: RunHead, version: int) -> Document:
     return {
         "status": head.status._value_,
         "versao": head.edition,
@@ -116,46 +125,36 @@ def changing_fields(head: RunHead, version: int, agenda: Document) -> Document:
         "concluida_em": moment(head.ended_at),
         "entregas": [_delivery_document(delivery) for delivery in head.deliveries],
         "revisao": version,
-        "estado": {
-            "deadline": head.deadline,
-            "ended_at": head.ended_at,
-            "due_at": head.due_at,
-            "cancelled": head.cancelled,
-            "entries": head.entries,
-            "late": head.late,
-            "duplicates": head.duplicates,
-        },
-        "agenda": agenda,
+        "interno": _without_none(
+            deadline=head.deadline,
+            ended_at=head.ended_at,
+            due_at=head.due_at,
+            cancelled=head.cancelled,
+            entries=head.entries,
+            late=head.late,
+            duplicates=head.duplicates,
+        ),
     }
 
 
 def head_of(document: Document) -> RunHead:
-    origin, state, counts = document["origem"], document["estado"], document["resumo"]
+    counts = document["resumo"]
     return RunHead(
-        id=document["correlation_id"],
+        id=document["_id"],
         name=document["pipeline"],
-        definition_hash=origin["definition_hash"],
-        created_at=origin["created_at"],
-        deadline=state["deadline"],
-        timeout=origin["timeout"],
         total=counts["total"],
         version=document["revisao"],
         status=RUN_STATUS[document["status"]],
         priority=document["prioridade"],
-        traceparent=origin["traceparent"],
-        ended_at=state["ended_at"],
-        due_at=state["due_at"],
         edition=document["versao"],
-        cancelled=state["cancelled"],
-        entries=state["entries"],
-        late=state["late"],
-        duplicates=state["duplicates"],
         succeeded=counts["concluidas"],
         failed=counts["erros"],
         timed_out=counts["timeouts"],
         skipped=counts["ignoradas"],
         task_cancelled=counts["canceladas"],
         deliveries=[_delivery_of(delivery) for delivery in document["entregas"]],
+        **document["origem"],
+        **document["interno"],
     )
 
 
@@ -181,102 +180,94 @@ def _delivery_of(document: Document) -> Delivery:
         attempts=document["tentativas"],
         due_at=document["interno"]["due_at"],
         error=document["erro"],
-        via=document["interno"].get("via"),  # older ones have none
+        via=document["interno"]["via"],
     )
 
 
 # -- tasks ----------------------------------------------------------------------------------------------------------
 
 
-def task_document(task: Task, step: Step, attachments: Attachments) -> Document:
-    """Only what there is: most of a task's fields are empty for most of its life."""
-    inside: Document = {}
-    document: Document = {
-        "id": step.id,
-        "fila": step.queue,
-        "status": task.status._value_,
-        "tentativas": task.attempt,
-        "max_tentativas": task.last_attempt,
-        "interno": inside,
-    }
-    if task.percent is not None or task.note is not None:
-        document["progresso"] = {"percentual": task.percent, "mensagem": task.note}
-    if task.result is not None:
-        document["resultado"] = attachments.keep(task.result)
-    if task.reason is not None:
-        document["motivo"] = task.reason
-    if task.sent_at is not None:
-        inside["sent_at"] = task.sent_at
-        document["enviada_em"] = moment(task.sent_at)
-    if task.deadline is not None:
-        inside["deadline"] = task.deadline
-        document["prazo"] = moment(task.deadline)
-    if task.ended_at is not None:
-        inside["ended_at"] = task.ended_at
-        document["concluida_em"] = moment(task.ended_at)
-    if task.dead_letter:
-        document["na_dlq"] = True
-    if task.due_at is not None:
-        inside["due_at"] = task.due_at
-    if task.unsent:
-        inside["unsent"] = True
-    if task.cause is not None:
-        inside["cause"] = task.cause._value_
-    if task.mark:
-        inside["mark"] = task.mark
-    if task.via is not None:
-        inside["via"] = task.via
-    return document
+def task_documents(run: Run, tasks: Iterable[Task]) -> Iterator[Document]:
+    place, steps = place_in_order(run.head), run.plan.steps
+    for task in tasks:
+        step = steps[task.number]
+        yield {
+            "_id": f"{run.id}#{task.number}",
+            "correlation_id": run.id,
+            "numero": task.number,
+            "ordem": place,
+            "id": step.id,
+            "fila": step.queue,
+            "status": task.status._value_,
+            "tentativas": task.attempt,
+            "max_tentativas": task.last_attempt,
+            **_without_none(
+                progresso=_progress(task),
+                resultado=None if task.result is None else _as_text(task.result),
+                motivo=task.reason,
+                enviada_em=moment(task.sent_at),
+                prazo=moment(task.deadline),
+                concluida_em=moment(task.ended_at),
+                na_dlq=task.dead_letter or None,
+            ),
+            "interno": _without_none(
+                unsent=task.unsent or None,
+                due_at=task.due_at,
+                sent_at=task.sent_at,
+                deadline=task.deadline,
+                ended_at=task.ended_at,
+                cause=None if task.cause is None else task.cause._value_,
+                mark=task.mark or None,
+                via=task.via,
+            ),
+        }
+
+
+def _progress(task: Task) -> Document | None:
+    if task.percent is None and task.note is None:
+        return None
+    return {"percentual": task.percent, "mensagem": task.note}
 
 
 _NO_PROGRESS: Document = {"percentual": None, "mensagem": None}
 
 
-def task_of(number: int, document: Document, parts: Parts) -> Task:
-    inside, progress = document["interno"], document.get("progresso", _NO_PROGRESS)
-    result = document.get("resultado")
-    return Task(
-        number=number,
+def task_of(document: Document) -> Task:
+    progress, result = document.get("progresso", _NO_PROGRESS), document.get("resultado")
+    task = Task(
+        number=document["numero"],
         status=TASK_STATUS[document["status"]],
         attempt=document["tentativas"],
         last_attempt=document["max_tentativas"],
-        unsent="unsent" in inside,
-        due_at=inside.get("due_at"),
-        deadline=inside.get("deadline"),
-        result=None if result is None else content(result, parts),
-        cause=CAUSE[inside.get("cause")],
+        result=None if result is None else _as_bytes(result),
         reason=document.get("motivo"),
-        mark=inside.get("mark", 0),
         percent=progress["percentual"],
         note=progress["mensagem"],
-        sent_at=inside.get("sent_at"),
-        ended_at=inside.get("ended_at"),
         dead_letter="na_dlq" in document,
-        via=inside.get("via"),
+        **document["interno"],
     )
-
-
-def without_results(number: int, document: Document) -> Task:
-    return task_of(number, {**document, "resultado": None}, {})
+    task.cause = CAUSE[task.cause]
+    return task
 
 
 # -- history --------------------------------------------------------------------------------------------------------
 
 
-def entry_document(entry: HistoryEntry, steps: Sequence[Step]) -> Document:
-    document: Document = {
-        "seq": entry.seq,
-        "timestamp": moment(entry.at),
-        "evento": entry.what._value_,
-        "interno": {"at": entry.at, "task": entry.task},
-    }
-    if entry.task is not None:
-        document["tarefa"] = steps[entry.task].id
-    if entry.attempt is not None:
-        document["tentativa"] = entry.attempt
-    if entry.detail is not None:
-        document["detalhe"] = entry.detail
-    return document
+def entry_documents(run: Run, entries: Iterable[HistoryEntry]) -> Iterator[Document]:
+    steps = run.plan.steps
+    for entry in entries:
+        yield {
+            "correlation_id": run.id,
+            "seq": entry.seq,
+            "timestamp": moment(entry.at),
+            "evento": entry.what._value_,
+            **_without_none(
+                tarefa=None if entry.task is None else steps[entry.task].id,
+                tentativa=entry.attempt,
+                detalhe=entry.detail,
+            ),
+            "interno": {"at": entry.at, "task": entry.task},
+        }
 
 
 def entry_of(document: Document) -> HistoryEntry:
@@ -289,12 +280,3 @@ def entry_of(document: Document) -> HistoryEntry:
         attempt=document.get("tentativa"),
         detail=document.get("detalhe"),
     )
-
-
-def encode_entries(entries: Sequence[Document]) -> bytes:
-    return bson.encode({"entradas": entries})
-
-
-def decode_entries(data: bytes) -> list[Document]:
-    entries: list[Document] = bson.decode(data, OPTIONS)["entradas"]
-    return entries

@@ -1,4 +1,4 @@
-"""The border: what pymongo, the BSON encoder and the network raise becomes ours."""
+"""The border: errors of pymongo, of the BSON encoder and of the network become ours."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -15,13 +15,14 @@ from pymongo.errors import (
     PyMongoError,
     ServerSelectionTimeoutError,
     WaitQueueTimeoutError,
+    WriteConcernError,
 )
 
 from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
 from oraculo.settings.urls import redacted
 
-DUPLICATE_KEY = 11000
-# They speak of the server or its owner, and of no batch: nobody's is taken until that is mended.
+_DUPLICATE_KEY = 11000
+# Codes that speak of the server or its owner, and of no batch: nobody's is taken until that is mended.
 _REFUSALS = frozenset(
     {
         13, 18, 8000,  # a right that is missing, the user or the password
@@ -33,23 +34,34 @@ _REFUSALS = frozenset(
 _WORTH_A_RETRY = _REFUSALS | frozenset(
     {
         6, 7, 74, 89, 9001,  # another server could not be reached
-        20,  # the driver takes a server that stands alone for one of a set, as it may after a restart
+        20,  # the server was restarted outside its replica set, or the driver believes so
         24, 46, 112, 117, 314, 365, 462,  # busy: locks, clashes of writes, too much to do
         43, 175,  # a cursor, or a plan, that was lost
         50, 64, 202, 262,  # it took too long
+        239, 246,  # a snapshot that is gone, or not there yet
+        251,  # the transaction was ended by the server
         11601,  # asked to stop this
         146,  # no memory
     }
 )  # fmt: skip
-_LABELS = ("RetryableWriteError", "TransientTransactionError", "SystemOverloadedError")
+_LABELS_WORTH_A_RETRY = (
+    "RetryableWriteError",
+    "SystemOverloadedError",
+    "TransientTransactionError",  # nothing of the transaction was written
+    "UnknownTransactionCommitResult",  # all of it may have been written, or nothing
+)
 # What pymongo adds for programmers: the whole answer, the topology, the driver's own limits.
 _NOT_FOR_PEOPLE = re.compile(r", full error: .*|, Timeout: .*| \(configured timeouts: [^)]*\)", re.DOTALL)
-# What pymongo says of its own connections while the server stands still.
+# pymongo's words for its own connections while the server stands still.
 _STANDS_STILL = re.compile("operation cancelled|connection pool paused|[Tt]imed out while checking out a connection")
-# In the path, or behind hosts before which there is no login. An option of a URL with a login may have one.
+# An @ in the path, or behind hosts before which there is no login. An option of a URL with a login may have one.
 _STRAY_AT = re.compile(r"[^/]*://([^/?@]*[/?].*@|[^/?]*/[^?]*@)", re.DOTALL)
 # UnicodeError and the BSON encoder's own are ValueErrors.
 _FOREIGN = (PyMongoError, BSONError, msgspec.MsgspecError, OSError, ValueError, OverflowError, RecursionError)
+
+
+class Duplicate(StoreUnavailable):
+    """An id or an idempotency key is in use, so nothing of the transaction was written."""
 
 
 @contextmanager
@@ -57,15 +69,13 @@ def translated(place: str) -> Iterator[None]:
     try:
         yield
     except _FOREIGN as error:
-        raise _ours(error, place) from error
-
-
-def _ours(error: Exception, place: str) -> StoreError:
-    return _kind_of(error)(f"MongoDB at {place}: {_in_words(error)}")
+        raise _kind_of(error)(f"MongoDB at {place}: {_in_words(error)}") from error
 
 
 def _kind_of(error: Exception) -> type[StoreError]:
     codes = _codes(error)
+    if _DUPLICATE_KEY in codes:
+        return Duplicate
     if isinstance(error, NotPrimaryError) or (codes and codes <= _REFUSALS):
         return StoreRefuses
     return StoreUnavailable if _is_worth_a_retry(error, codes) else StoreError
@@ -76,7 +86,7 @@ def _is_worth_a_retry(error: Exception, codes: set[int | None]) -> bool:
         return True
     if not isinstance(error, PyMongoError):
         return False
-    if error.timeout or any(map(error.has_error_label, _LABELS)):
+    if error.timeout or any(map(error.has_error_label, _LABELS_WORTH_A_RETRY)):
         return True
     return bool(codes) and codes <= _WORTH_A_RETRY
 
@@ -93,36 +103,30 @@ def _faults(error: BulkWriteError) -> Iterator[Mapping[str, Any]]:
     yield from details.get("writeConcernErrors", ())
 
 
-def duplicates(error: BulkWriteError) -> set[int]:
-    """The places, in the batch, of the documents that are there already. Raises the error when it tells of more."""
-    faults = list(_faults(error))
-    if not faults or any(fault.get("code") != DUPLICATE_KEY for fault in faults):
-        raise error
-    return {fault["index"] for fault in faults}
-
-
 def _in_words(error: Exception) -> str:
-    told = _NOT_FOR_PEOPLE.sub("", str(error))
+    words = _NOT_FOR_PEOPLE.sub("", str(error))
     if isinstance(error, BulkWriteError):
-        return "; ".join(dict.fromkeys(str(fault.get("errmsg")) for fault in _faults(error)))[:500] or told
-    if isinstance(error, ConnectionFailure | WaitQueueTimeoutError) and _STANDS_STILL.search(told):
-        return f"it does not answer ({told})"
+        return "; ".join(dict.fromkeys(str(fault.get("errmsg")) for fault in _faults(error)))[:500] or words
+    if isinstance(error, WriteConcernError):
+        return f"a majority of its replica set does not confirm writes: {words}"
+    if isinstance(error, ConnectionFailure | WaitQueueTimeoutError) and _STANDS_STILL.search(words):
+        return f"it does not answer ({words})"
     if isinstance(error, ServerSelectionTimeoutError):
-        return f"it cannot be reached: {told}"
+        return f"it cannot be reached: {words}"
     if isinstance(error, PyMongoError) and error.timeout:
-        return f"no answer in time: {told}"
+        return f"no answer in time: {words}"
     if isinstance(error, OperationFailure):
-        return f"{told} ({error.code})"
-    return told or type(error).__name__
+        return f"{words} ({error.code})"
+    return words or type(error).__name__
 
 
 def place_of(url: str) -> str:
-    """`host:port/database`, for people: nothing of a password, though it was not percent-encoded."""
+    """Return `host:port/database` for people, with nothing of a password, even one that is not percent-encoded."""
     return redacted(url).partition("://")[2].rpartition("@")[2].rstrip("/") or "localhost"
 
 
 def refuse_unencoded(url: str) -> None:
-    """pymongo would take a part of the password for the host, and name it."""
+    """Raise ValueError for a URL of which pymongo would take a part of the password for the host, and name it."""
     if _STRAY_AT.match(url):
         raise ValueError(
             "its URL has an @ behind the host; in user and password the characters / ? # @ : % are written "
