@@ -35,6 +35,7 @@ check: $(VENV)/.dev  ## ruff, mypy strict, the import layers, generated files, t
 	$(BIN)/mypy
 	$(BIN)/mypy tests/typing_cases.py
 	$(BIN)/lint-imports
+	$(BIN)/python -m scripts.check_words
 	$(BIN)/python -m scripts.generate_docs --check
 	$(BUILD_SITE)
 

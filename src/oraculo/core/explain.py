@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from oraculo.core.aggregate import end_status, summary
 from oraculo.core.masking import masked
-from oraculo.core.run import Channel, Delivery, DeliveryStatus, Run, Task, TaskStatus
+from oraculo.core.run import Channel, DeliveryStatus, Run, RunDelivery, Task, TaskStatus
 from oraculo.pipeline.bridges import BULLMQ, Beyond, Bridge
 from oraculo.pipeline.definition import Kind, Step
 from oraculo.wire.naming import ANSWERS, dlq_of
@@ -321,7 +321,7 @@ def _end_state(run: Run, task: Task, audiences: Mapping[str, Audience]) -> str:
     return f"'{step.id}' {task.status}: {_line(task.reason)}{resting}"
 
 
-def _delivery_state(delivery: Delivery, now: float) -> str:
+def _delivery_state(delivery: RunDelivery, now: float) -> str:
     what = f"its aggregate for {delivery.channel} {_line(masked(delivery.target))}"
     if delivery.status is DeliveryStatus.DELIVERED:
         return f"{what} was delivered"

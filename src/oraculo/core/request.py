@@ -8,7 +8,7 @@ import msgspec
 
 from oraculo.core.plan import Plan
 from oraculo.core.request_faults import Refusals, field_of, type_faults, without_fields
-from oraculo.core.run import Channel, Delivery, Run, RunHead, Task
+from oraculo.core.run import Channel, Run, RunDelivery, RunHead, Task
 from oraculo.errors import Fault, InvalidJson, InvalidRequest, PayloadTooLarge, UnknownPipeline
 from oraculo.pipeline import bridges
 from oraculo.pipeline.definition import (
@@ -394,6 +394,6 @@ def new_run(
     return Run(head, plan, encoded, payload, [Task(number) for number in range(len(plan))])
 
 
-def _deliveries(request: RunRequest) -> list[Delivery]:
+def _deliveries(request: RunRequest) -> list[RunDelivery]:
     wanted = ((Channel.WEBHOOK, request.webhook), (Channel.QUEUE, request.responder_em))
-    return [Delivery(channel, target) for channel, target in wanted if target is not None]
+    return [RunDelivery(channel, target) for channel, target in wanted if target is not None]

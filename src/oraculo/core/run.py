@@ -97,7 +97,7 @@ class Channel(StrEnum):
     QUEUE = "fila"
 
 
-class Delivery(msgspec.Struct):
+class RunDelivery(msgspec.Struct):
     """One delivery of the aggregate. `edition` is the last one attempted."""
 
     channel: Channel
@@ -136,7 +136,7 @@ class RunHead(msgspec.Struct, weakref=True):
     timed_out: int = 0
     skipped: int = 0
     task_cancelled: int = 0
-    deliveries: list[Delivery] = []
+    deliveries: list[RunDelivery] = []
 
 
 class Run:

@@ -11,7 +11,7 @@ from oraculo.core.history import Happened, HistoryEntry
 from oraculo.core.masking import masked
 from oraculo.core.phase import Looks, phase_of
 from oraculo.core.plan import Plan
-from oraculo.core.run import Delivery, Run, RunHead, RunStatus, Task
+from oraculo.core.run import Run, RunDelivery, RunHead, RunStatus, Task
 from oraculo.wire.timestamps import to_iso
 from oraculo.wire.tracebacks import split_traceback
 
@@ -88,7 +88,7 @@ def _sent_at(task: Task) -> float | None:
     return task.sent_at
 
 
-def _delivery_view(delivery: Delivery) -> dict[str, Any]:
+def _delivery_view(delivery: RunDelivery) -> dict[str, Any]:
     return {
         "canal": delivery.channel,
         "destino": masked(delivery.target),

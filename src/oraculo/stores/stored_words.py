@@ -10,7 +10,7 @@ from typing import Any, Never, TypeVar
 import msgspec
 
 from oraculo.core.history import Happened
-from oraculo.core.run import Cause, Channel, Delivery, DeliveryStatus, RunStatus, TaskStatus
+from oraculo.core.run import Cause, Channel, DeliveryStatus, RunDelivery, RunStatus, TaskStatus
 from oraculo.errors import WrittenByNewer
 
 Meant = TypeVar("Meant")
@@ -35,11 +35,11 @@ CHANNEL = _Words("the way of a delivery", {channel.value: channel for channel in
 DELIVERY_STATUS = _Words("the status of a delivery", {status.value: status for status in DeliveryStatus})
 
 
-def deliveries_of(stored: Sequence[Mapping[str, Any]]) -> list[Delivery]:
+def deliveries_of(stored: Sequence[Mapping[str, Any]]) -> list[RunDelivery]:
     """Read deliveries field by field, because msgspec's error would not name an unknown word."""
     for delivery in stored:
         _ = CHANNEL[delivery["channel"]], DELIVERY_STATUS[delivery["status"]]
-    return msgspec.convert(stored, list[Delivery])
+    return msgspec.convert(stored, list[RunDelivery])
 
 
 def census_of(rows: Iterable[Sequence[Any]]) -> dict[RunStatus, int]:

@@ -14,9 +14,9 @@ from oraculo.core.run import (
     Cause,
     Changes,
     Channel,
-    Delivery,
     DeliveryStatus,
     Run,
+    RunDelivery,
     RunHead,
     RunStatus,
     Task,
@@ -147,8 +147,8 @@ def full_head(head: RunHead) -> RunHead:
         "edition": 2,
         "cancelled": True,
         "deliveries": [
-            Delivery(Channel.WEBHOOK, "https://a.org/é?x=1", DeliveryStatus.UNDELIVERED, 2, 5, None, 'HTTP 500 "x"'),
-            Delivery(Channel.QUEUE, "respostas", DeliveryStatus.DELIVERED, 1, 1, NOW + 9.9, via="rabbitmq-2"),
+            RunDelivery(Channel.WEBHOOK, "https://a.org/é?x=1", DeliveryStatus.UNDELIVERED, 2, 5, None, 'HTTP 500 "x"'),
+            RunDelivery(Channel.QUEUE, "respostas", DeliveryStatus.DELIVERED, 1, 1, NOW + 9.9, via="rabbitmq-2"),
         ],
     }
     counters = ("entries", "late", "duplicates", "succeeded", "failed", "timed_out", "skipped", "task_cancelled")

@@ -17,7 +17,7 @@ import msgspec
 from oraculo.core.events import Delivered, DeliveryFailed, DeliveryMoved, Event
 from oraculo.core.machine import Verdict
 from oraculo.core.machine import delivery as core_delivery
-from oraculo.core.run import Channel, Delivery, DeliveryStatus, RunHead
+from oraculo.core.run import Channel, DeliveryStatus, RunDelivery, RunHead
 from oraculo.engine.deliver.receivers import Absence, Receivers
 from oraculo.engine.deliver.reply_queues import ReplyQueues
 from oraculo.engine.deliver.webhooks import NotPosted, Post, TargetRefused, Webhooks, is_away
@@ -50,7 +50,7 @@ class _Errand:
 
     run_id: str
     number: int
-    delivery: Delivery
+    delivery: RunDelivery
     edition: int
     aggregate: bytes
     ended_at: float

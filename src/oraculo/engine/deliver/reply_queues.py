@@ -2,7 +2,7 @@
 
 import msgspec
 
-from oraculo.core.run import Delivery
+from oraculo.core.run import RunDelivery
 from oraculo.engine.results.reader import ResultReader
 from oraculo.errors import MessageTooLarge
 from oraculo.ports.broker import Outgoing, Publisher, publish_all
@@ -22,7 +22,7 @@ class ReplyQueues:
         self._names = names
         self._clock = clock
 
-    async def send(self, run_id: str, delivery: Delivery, aggregate: bytes) -> None:
+    async def send(self, run_id: str, delivery: RunDelivery, aggregate: bytes) -> None:
         """Send an aggregate. Raise BrokerError; MessageTooLarge when the broker takes it in no form."""
         try:
             await self._publish(run_id, delivery, aggregate)
@@ -32,7 +32,7 @@ class ReplyQueues:
                 raise
             await self._publish(run_id, delivery, smaller)
 
-    async def _publish(self, run_id: str, delivery: Delivery, aggregate: bytes) -> None:
+    async def _publish(self, run_id: str, delivery: RunDelivery, aggregate: bytes) -> None:
         message = Message(
             correlation_id=run_id,
             tipo_evento=naming.RUN_ENDED,

@@ -15,7 +15,7 @@ from bson.raw_bson import RawBSONDocument
 
 from oraculo.core.aggregate import summary
 from oraculo.core.history import HistoryEntry
-from oraculo.core.run import Delivery, Run, RunHead, Task
+from oraculo.core.run import Run, RunDelivery, RunHead, Task
 from oraculo.errors import StoreError
 from oraculo.stores.mongo.server import Document
 from oraculo.stores.stored_words import CAUSE, CHANNEL, DELIVERY_STATUS, HAPPENED, RUN_STATUS, TASK_STATUS
@@ -158,7 +158,7 @@ def head_of(document: Document) -> RunHead:
     )
 
 
-def _delivery_document(delivery: Delivery) -> Document:
+def _delivery_document(delivery: RunDelivery) -> Document:
     return {
         "canal": delivery.channel._value_,
         "destino": delivery.target,
@@ -171,8 +171,8 @@ def _delivery_document(delivery: Delivery) -> Document:
     }
 
 
-def _delivery_of(document: Document) -> Delivery:
-    return Delivery(
+def _delivery_of(document: Document) -> RunDelivery:
+    return RunDelivery(
         channel=CHANNEL[document["canal"]],
         target=document["destino"],
         status=DELIVERY_STATUS[document["status"]],
