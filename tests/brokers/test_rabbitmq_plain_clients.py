@@ -160,7 +160,7 @@ class TestPlainClients:
         properties = pika.BasicProperties(headers={"x-oraculo-reason": "kept", **large}, message_id="m" * 255)
         async with running(url) as broker:
             await broker.declare([queue])
-            await publish_all(broker._publisher, [Parcel(dlq_of(queue), encoded(properties), b"0")])
+            await broker._publisher.publish([Parcel(dlq_of(queue), encoded(properties), b"0")])
             (letter,) = await letters(broker, queue, 1)
             assert letter.reason.startswith(told)
             with plain_channel(url) as channel:
@@ -408,13 +408,12 @@ class TestUnreadable:
 
     async def test_one_such_message_disturbs_no_other(self, broker: RabbitMQBroker, queue: str) -> None:
         await broker.declare([queue])
-        await publish_all(
-            broker._publisher,
+        await broker._publisher.publish(
             [
                 Parcel(queue, b"\x00\x00", b"0"),
                 Parcel(queue, IN_MILLISECONDS, b"odd"),
                 Parcel(queue, b"\x00\x00", b"1"),
-            ],
+            ]
         )
         consumer = await broker.consume(queue, prefetch=10)
         taken = await take(consumer, 3)
@@ -426,7 +425,7 @@ class TestUnreadable:
     async def test_such_a_letter_is_shown_and_moved(self, broker: RabbitMQBroker, queue: str) -> None:
         await broker.declare([queue])
         odd = [Parcel(dlq_of(queue), properties, b"%d" % n) for n, properties in enumerate(UNREADABLE[::3])]
-        await publish_all(broker._publisher, odd)
+        await broker._publisher.publish(odd)
         found = await letters(broker, queue, 2)
         assert sorted(bodies(found)) == [b"0", b"1"]
         assert await broker.discard(queue, [found[0].id]) == 1
@@ -437,7 +436,7 @@ class TestUnreadable:
     async def test_a_time_that_is_none_is_shown(self, broker: RabbitMQBroker, queue: str, died_at: str) -> None:
         await broker.declare([queue])
         properties = encoded(pika.BasicProperties(headers={"x-oraculo-died-at": died_at}))
-        await publish_all(broker._publisher, [Parcel(dlq_of(queue), properties, b"")])
+        await broker._publisher.publish([Parcel(dlq_of(queue), properties, b"")])
         (letter,) = await letters(broker, queue, 1)
         assert await broker.dead_letters(queue, limit=1, after=letter.id) == []
 
@@ -518,7 +517,7 @@ class TestOthersQuarantines:
             properties = pika.BasicProperties(headers={"x-death": [{"reason": "rejected"}]}, timestamp=1_700_000_000)
             channel.basic_publish("", dlq_of(queue), b"moved", properties)
         await publish_all(broker, [Outgoing(queue, b"ours", reason="kept")])
-        await publish_all(broker._publisher, [Parcel(dlq_of(queue), IN_MILLISECONDS, b"odd")])
+        await broker._publisher.publish([Parcel(dlq_of(queue), IN_MILLISECONDS, b"odd")])
         first = await letters(broker, queue, 5)
         for _ in range(4 * limit):
             assert await letters(broker, queue, 5) == first

@@ -313,9 +313,9 @@ class TestPublisher:
     async def test_a_batch_that_cannot_be_packed_is_not_counted(self, broker: RabbitMQBroker, queue: str) -> None:
         await publish_all(broker, messages(queue, 1))
         with pytest.raises(pika.exceptions.ShortStringTooLong):
-            await publish_all(broker._publisher, [Parcel("q" * 300, b"\x00\x00", b"")])
+            await broker._publisher.publish([Parcel("q" * 300, b"\x00\x00", b"")])
         async with asyncio.timeout(2):  # its confirm must be found by the tag that the server counts
-            await publish_all(broker._publisher, [Parcel(queue, b"\x00\x00", b"next")])
+            await broker._publisher.publish([Parcel(queue, b"\x00\x00", b"next")])
         session = broker._publisher._session
         assert session is not None
         assert (session._unconfirmed, session._batches) == ({}, {})

@@ -245,9 +245,9 @@ class Outbox:
 
     async def run(self) -> None:
         """Publish what is lined up, for ever."""
-        async with asyncio.TaskGroup() as group:  # one that fails stops the other, and both are started again
+        async with asyncio.TaskGroup() as group:  # one that fails stops the others, and all are started again
             group.create_task(self._add_later())
-            group.create_task(self._lines.run())
+            self._lines.run_in(group)
 
     async def _still_wanted(self, entries: Sequence[Entry], have_waited: bool) -> Sequence[Entry]:
         """Return the entries that are still wanted, and forget the others.

@@ -235,11 +235,13 @@ class PublishLines:
         for line in self._all:
             line.wake()
 
-    async def run(self) -> None:
-        """Publish what is lined up, for ever."""
-        async with asyncio.TaskGroup() as group:
-            for line in self._all:
-                group.create_task(line.run())
+    def run_in(self, group: asyncio.TaskGroup) -> None:
+        """Publish what is lined up, for ever, in tasks of the group.
+
+        In a group of their own they start a turn of the loop later, and a command may go out twice.
+        """
+        for line in self._all:
+            group.create_task(line.run())
 
     async def flushed(self) -> None:
         """Return when every added message is confirmed or refused."""
