@@ -47,7 +47,10 @@ def shell(page: Path) -> str:
 
 def oraculo_commands(page: Path) -> Iterator[list[str]]:
     """Yield the words of each `oraculo …` in the page's blocks and sentences."""
-    lines = [*shell(page).splitlines(), *re.findall(r"`(oraculo [a-z][^`]*)`", page.read_text("utf-8"))]
+    lines = [
+        *shell(page).replace("\\\n", " ").splitlines(),
+        *re.findall(r"`(oraculo [a-z][^`]*)`", page.read_text("utf-8")),
+    ]
     for line in lines:
         for found in re.finditer(r"(?:^|[(|] *|[A-Z_]+=\S* )oraculo(?= [a-z])", re.sub(r"\s# .*", "", line)):
             words = shlex.split(line[found.end() :].split("|")[0].replace("$(", " "), comments=True)
