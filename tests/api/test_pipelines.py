@@ -251,7 +251,7 @@ async def test_whoever_waits_too_long_for_those_before_is_told_that_the_store_is
     monkeypatch.setattr("oraculo.engine.pipelines._PATIENCE", 0.05)
     async with service.engine.catalogue._turn:
         assert_problem(
-            await service.client.put("/pipelines/meu", content=YAML, headers=AS_YAML), 503, None, "others have waited"
+            await service.client.put("/pipelines/meu", content=YAML, headers=AS_YAML), 503, None, "other requests"
         )
     assert (await service.client.put("/pipelines/meu", content=YAML, headers=AS_YAML)).status_code == 201
 

@@ -17,7 +17,7 @@ from pymongo.errors import (
 
 from oraculo.core.events import Progressed, Sent
 from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
-from oraculo.ports.store import RunQuery
+from oraculo.ports.browse import RunQuery
 from oraculo.stores.migrations import Migration
 from oraculo.stores.mongo import MongoStore, schema
 from oraculo.stores.mongo import server as server_module
