@@ -332,7 +332,7 @@ async def test_a_queue_that_refuses_fails_its_step_and_holds_up_no_other(
 async def test_a_task_that_cannot_even_be_sent_fails_its_step_and_holds_up_no_other(
     stage: Bridged, celery: CelerySide, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bridges, "_MOST_NAME_BYTES", 400)  # nobody checks what a plain publisher sends
+    monkeypatch.setattr(bridges, "_MAX_NAME_BYTES", 400)  # nobody checks what a plain publisher sends
     destinations = [destination("bom"), destination("ruim", queue="é" * 200), destination("outro")]
     run = await stage.submit({"destinos": destinations, "timeout": 30})
     for _ in range(2):

@@ -25,6 +25,7 @@ from oraculo.pipeline.definition import Kind, quorum_needed
 from oraculo.pipeline.retry import RetryPolicy
 from oraculo.ports.broker import Outgoing, Receipt
 from oraculo.ports.store import Created, CreationOutcome
+from oraculo.stores.commit_queue import NewRun
 from oraculo.stores.sqlite import rows, store, transaction
 from oraculo.worker import answers, dispatch
 from oraculo.worker.dispatch import Dispatcher
@@ -374,7 +375,10 @@ def priorities_are_lost_behind_several_brokers(patch: pytest.MonkeyPatch) -> Non
 
 
 def a_key_gives_its_run_whatever_the_body(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(transaction, "_again", lambda birth, stored, otherwise: Created(CreationOutcome.SAME, stored.run_id))
+    def created_before(insert: NewRun, run_id: str, fingerprint: str, otherwise: CreationOutcome) -> Created:
+        return Created(CreationOutcome.SAME, run_id)
+
+    patch.setattr(transaction, "created_before", created_before)
 
 
 def a_run_that_is_read_again_has_one_attempt_left(patch: pytest.MonkeyPatch) -> None:
