@@ -14,7 +14,7 @@ from scripts.cli_page import cli_page
 from scripts.layers_drawing import layers_picture
 from scripts.metrics_page import metrics_page
 from scripts.settings_page import settings_page
-from scripts.state_machine_page import state_machine_page
+from scripts.state_machine_page import state_machine_page, state_machine_pictures
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -27,6 +27,7 @@ def generated() -> Mapping[str, str]:
         "docs/reference/metrics.md": metrics_page(),
         "docs/reference/settings.md": settings_page(),
         "docs/explanation/state-machine.md": state_machine_page(),
+        **state_machine_pictures(),
         "docs/images/whole.svg": layers_picture(ROOT / "pyproject.toml"),
         "mensagem_schema.json": schema,
         "src/oraculo/mensagem_schema.json": schema,

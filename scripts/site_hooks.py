@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: links that leave docs/ work on the site too, and the site is built in seconds.
+"""Hooks of MkDocs: links that leave docs/ work on the site too, the site is built in seconds, and asks no other host.
 
 A page of the docs may link to a file or folder of the repository, as `../../examples/worker_app.py`. On a forge such a
 link simply works. For the site, `on_files` copies the target to `source/` and points the link there. Markdown
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jinja2
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -19,6 +20,11 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parent.parent
 _CACHE = ROOT / ".cache" / "site"
 _SDK = ["__init__.py", "worker", "testing/__init__.py", "testing/harness.py", "wire/__init__.py", "wire/answers.py"]
+# What makes a browser load something from another host; Material loads Mermaid from one for a diagram.
+_FOREIGN = re.compile(
+    r'<(?:script|img|iframe)\b[^>]*\bsrc="https?:[^>]*>|<link\b[^>]*\brel="(?:stylesheet|preconnect)"[^>]*'
+    r'\bhref="https?:[^>]*>|<\w+ class="mermaid"'
+)
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)([^)#\s]+)")
 
 
@@ -68,6 +74,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return posixpath.relpath(_on_site(target), posixpath.dirname(_on_site(here)))
 
     return _LINK.sub(mended, markdown)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> None:
+    """Refuse a page that would load a script, a style or a picture from another host."""
+    if found := _FOREIGN.search(output):
+        raise PluginError(f"{page.file.src_uri} loads from another host: {found[0]}")
 
 
 def _target(page: str, link: str) -> str:

@@ -1,12 +1,11 @@
 """The page `docs/explanation/state-machine.md`, drawn from `core.transitions`, so that the two cannot disagree."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
 from oraculo.core.run import OPEN, RunStatus, TaskStatus
 from oraculo.core.transitions import RUN_TRANSITIONS, TASK_TRANSITIONS
-
-Edge = tuple[StrEnum, StrEnum, StrEnum]  # from, what happened, to
+from scripts.states_drawing import Edge, states_picture
 
 _INTRODUCTION = """\
 # The state machine
@@ -54,14 +53,20 @@ tasks, never from the order in which answers came. The first line that is true d
 """
 
 
+TASK_PICTURE, RUN_PICTURE = "docs/images/states-of-a-task.svg", "docs/images/states-of-a-run.svg"
+
+
 def state_machine_page() -> str:
-    return "\n".join(
-        [
-            _INTRODUCTION,
-            *_section("A task", _TASK_TEXT, _task_edges(), TaskStatus.PENDING, _is_ended_task),
-            *_section("A run", _RUN_TEXT, _run_edges(), RunStatus.RUNNING, _is_ended_run),
-        ]
-    )
+    parts = ("A task", _TASK_TEXT, TASK_PICTURE, _task_edges()), ("A run", _RUN_TEXT, RUN_PICTURE, _run_edges())
+    return "\n".join([_INTRODUCTION, *(line for part in parts for line in _section(*part))])
+
+
+def state_machine_pictures() -> dict[str, str]:
+    """Return the pictures of the page, by their paths."""
+    title = "Every way in which the status of a {} becomes another"
+    task = states_picture(title.format("task"), list(TaskStatus), OPEN, _task_edges())
+    run = states_picture(title.format("run"), list(RunStatus), [RunStatus.RUNNING], _run_edges())
+    return {TASK_PICTURE: task, RUN_PICTURE: run}
 
 
 def _task_edges() -> list[Edge]:
@@ -77,35 +82,12 @@ def _run_edges() -> list[Edge]:
     ]
 
 
-def _is_ended_task(status: StrEnum) -> bool:
-    return status not in OPEN
-
-
-def _is_ended_run(status: StrEnum) -> bool:
-    return status is not RunStatus.RUNNING
-
-
-def _section(
-    title: str, text: str, edges: list[Edge], start: StrEnum, is_ended: Callable[[StrEnum], bool]
-) -> Iterator[str]:
+def _section(title: str, text: str, picture: str, edges: list[Edge]) -> Iterator[str]:
     yield f"## {title}\n"
     yield text
-    yield "```mermaid"
-    yield "stateDiagram-v2"
-    yield f"    [*] --> {start}"
-    yield from (f"    {before} --> {after} : {label}" for (before, after), label in _labels(edges).items())
-    yield from (f"    {status} --> [*]" for status in type(start) if is_ended(status))
-    yield "```\n"
+    yield f"![A line for each status, an arrow for each way between two](../{picture.removeprefix('docs/')})\n"
     yield from _table(edges)
     yield ""
-
-
-def _labels(edges: Iterable[Edge]) -> Mapping[tuple[StrEnum, StrEnum], str]:
-    """Join the triggers of each pair of statuses. Mermaid ends a label at a second colon, so none is left in it."""
-    labels: dict[tuple[StrEnum, StrEnum], list[str]] = {}
-    for before, trigger, after in edges:
-        labels.setdefault((before, after), []).append(trigger.replace(":", " ="))
-    return {pair: " / ".join(words) for pair, words in labels.items()}
 
 
 def _table(edges: Iterable[Edge]) -> Iterator[str]:
