@@ -215,9 +215,9 @@ async def test_those_named_are_sent_again(service: Service) -> None:
         (b'{"ids":[', 400, "", "not valid JSON"),
         (b'{"ids":["\xe7"]}', 400, "", "not UTF-8: byte 9"),
         (b"x" * 1024 * 1025, 413, "request", "limit"),
-        (b"[" * 9000, 422, "", 'must be an object, as {"ids": ["1"]}, or nothing at all; got a list'),
-        (b'{"ids":"1"}', 422, "ids", "must be a list of ids; got a text"),
-        (b'{"ids":[1]}', 422, "ids[0]", "must be a text: the `id` of a dead letter; got a whole number"),
+        (b"[" * 9000, 422, "", "`object`"),
+        (b'{"ids":"1"}', 422, "ids", "`array | null`"),
+        (b'{"ids":[1]}', 422, "ids[0]", "`str`"),
         (b'{"id":["1"]}', 422, "id", "is not a known field; did you mean 'ids'?"),
     ],
 )

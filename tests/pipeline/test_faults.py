@@ -61,7 +61,7 @@ def test_a_step_that_waits_for_itself() -> None:
     assert only_fault({"type": "a", "dependsOn": ["a"]}).endswith("in a circle: a → a")
 
 
-def test_a_very_long_cycle_is_told_short() -> None:
+def test_a_very_long_cycle_is_shortened() -> None:
     steps = [{"type": f"s{n}", "dependsOn": [f"s{(n + 1) % 10_000}"]} for n in range(10_000)]
     told = only_fault(*steps)
     assert told.endswith("→ … 9981 more … → s0")
@@ -76,7 +76,7 @@ def test_a_very_long_cycle_is_told_short() -> None:
         (21, [f"s{n}" for n in range(19)] + ["… 2 more …", "s0"]),
     ],
 )
-def test_a_cycle_of_twenty_names_is_told_whole_and_a_longer_one_in_part(count: int, path: list[str]) -> None:
+def test_a_cycle_of_twenty_names_is_named_whole_and_a_longer_one_in_part(count: int, path: list[str]) -> None:
     steps = [{"type": f"s{n}", "dependsOn": [f"s{(n + 1) % count}"]} for n in range(count)]
     assert only_fault(*steps).endswith(" in a circle: " + " → ".join(path))
 
@@ -143,7 +143,7 @@ def test_an_unknown_key_of_the_pipeline_and_of_retry() -> None:
         ({"type": "a", "retry": {"backoff": -1}}, "steps[0] (a).retry.backoff: must be 0 or more and at most 31536000"),
         ({"type": "a", "retry": {"maxBackoff": -1}}, "steps[0] (a).retry.maxBackoff: must be 0 or more and at most"),
         ({"type": "a", "retry": {"backoff": False}}, "steps[0] (a).retry.backoff: must be a number of seconds"),
-        ({"type": "a", "config": {"x": object()}}, "steps[0] (a).config: cannot be written as JSON"),
+        ({"type": "a", "config": {"x": object()}}, "steps[0] (a).config: `config.x` is <object"),
         ({"type": "a", "config": {1: 2}}, "(a).config: the key 1 of `config` must be a text; put it in quotes"),
         ({"type": "a", "config": {"x": [0, {None: 2}]}}, "(a).config: the key None of `config.x[1]` must be a text"),
         (
@@ -181,18 +181,6 @@ def test_what_json_cannot_hold_is_found_deep_inside_config(inside: Callable[[obj
     told = only_fault({"type": "a", "config": {"k": value}})
     assert told.startswith("steps[0] (a).config: the key 3 of `config.k")
     assert told.endswith("` must be a text; put it in quotes")
-
-
-def test_a_config_that_holds_itself_is_a_fault() -> None:
-    own_object: dict[str, object] = {}
-    own_object["x"] = own_object
-    own_list: list[object] = []
-    own_list.append(own_list)
-    for config in (own_object, {"x": own_list}):
-        assert only_fault({"type": "a", "config": config}) == (
-            "steps[0] (a).config: cannot be written as JSON; "
-            "it may hold texts, numbers, true, false, null, lists and objects"
-        )
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from .stage import Stage, command
     [
         (b"not json", "not valid JSON"),
         (b"\xff\xfe", "not UTF-8"),
-        (b"[]", "must be one JSON object; got a list"),
+        (b"[]", "expected `object`, got `array`"),
         (b"[" * 200_000, "nested deeper"),
-        (command([1]), "payload: must be an object"),
+        (command([1]), "payload: expected `object`"),
         (command(timestamp="yesterday"), "timestamp: must be ISO 8601"),
         (command(prazo="soon"), "prazo: must be ISO 8601"),
         (command(correlation_id=""), "correlation_id"),

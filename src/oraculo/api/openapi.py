@@ -31,7 +31,7 @@ _PROBLEMS = {
     413: "Larger than the limit.",
     415: "The body is of a kind that cannot be read.",
     421: "There are no API keys, and the `Host` is no name of this machine.",
-    422: "Something given breaks a rule, or is not known, as a query parameter; `erros` names all that is wrong.",
+    422: "Something given breaks a rule, or is not known, as a query parameter; `erros` names what is wrong.",
     429: "A minute brought as many new queues as ORACULO_QUEUES_NEW_PER_MINUTE allows; try again after `Retry-After` "
     "seconds.",
     502: "The broker refused; `detail` has its words.",

@@ -1,17 +1,14 @@
 """The parameters that routes share, as FastAPI checks and documents them."""
 
 from collections.abc import Sequence
-from itertools import islice
 from typing import Annotated, Any
 
-from fastapi import Depends, Path, Query, Request
+from fastapi import Depends, Path, Query
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
-from oraculo.api.problems import unknown_parameter
 from oraculo.core.run import RunStatus
-from oraculo.errors import Fault, NotFound
-from oraculo.pipeline.definition import MAX_FAULTS
+from oraculo.errors import NotFound
 from oraculo.wire.timestamps import from_iso
 
 _MAX_SEQ = 2**31 - 1
@@ -94,10 +91,4 @@ async def _take_none(_: Annotated[ExactQuery, Query()]) -> None:
     """Have FastAPI check that the query is empty."""
 
 
-async def _unknown(request: Request) -> list[Fault]:
-    return [unknown_parameter(name) for name in islice(request.query_params, MAX_FAULTS)]
-
-
 NoQuery = Depends(_take_none)
-# For a call that takes no parameters and has a body: the faults of its query are reported with those of the body.
-UnknownQuery = Annotated[Sequence[Fault], Depends(_unknown)]

@@ -8,11 +8,10 @@ from fastapi import APIRouter, Query, Request, Response
 from oraculo.api.bodies import read_body
 from oraculo.api.context import Door, Shared
 from oraculo.api.openapi import PIPELINE_EXAMPLE, header, problems, reply
-from oraculo.api.parameters import Cursor, ExactQuery, Name, NoQuery, UnknownQuery
+from oraculo.api.parameters import Cursor, ExactQuery, Name, NoQuery
 from oraculo.api.paths import PIPELINE, PIPELINES
 from oraculo.api.replies import json_reply, page_of
 from oraculo.api.schemas import ref
-from oraculo.core.request_faults import refuse_with
 from oraculo.engine.operations import Operations
 from oraculo.engine.pipeline_folder import BadFile
 from oraculo.engine.pipelines import Origin
@@ -93,6 +92,7 @@ async def _shown(operations: Operations, definition: Definition, origin: Origin)
 @router.put(
     PIPELINE,
     summary="Define or replace a pipeline",
+    dependencies=[NoQuery],
     description="YAML or JSON. Runs that have started keep the definition they started with. `avisos` names types that "
     "look mistyped and queues that nobody serves now.",
     responses={
@@ -102,10 +102,8 @@ async def _shown(operations: Operations, definition: Definition, origin: Origin)
     },
     openapi_extra=_BODY,
 )
-async def put_pipeline(request: Request, shared: Shared, name: Name, unknown: UnknownQuery) -> Response:
+async def put_pipeline(request: Request, shared: Shared, name: Name) -> Response:
     text = await read_body(request, min(MAX_TEXT, shared.settings.limits.request_bytes), shared.room)
-    if unknown:
-        await refuse_with(unknown, shared.operations.read_pipeline(name, text))
     definition, is_new = await shared.operations.put_pipeline(name, text)
     document = await _shown(shared.operations, definition, Origin.STORED)
     return json_reply(document, 201, {"Location": f"{PIPELINES}/{name}"}) if is_new else json_reply(document)

@@ -12,17 +12,16 @@ from pydantic import Field
 from oraculo.api.bodies import read_body
 from oraculo.api.context import Door, NotForWebhooks, Shared
 from oraculo.api.openapi import json_body, problems, reply
-from oraculo.api.parameters import Cursor, ExactQuery, LetterId, NoQuery, Queue, UnknownQuery, when_empty
+from oraculo.api.parameters import Cursor, ExactQuery, LetterId, NoQuery, Queue, when_empty
 from oraculo.api.paths import DEAD_LETTERS, QUEUES
 from oraculo.api.replies import json_reply, page_of
-from oraculo.core.request_faults import Refusals, type_faults
 from oraculo.engine.operations import Operations
-from oraculo.errors import Fault, InvalidInput, InvalidJson, InvalidRequest, NotFound
+from oraculo.errors import Fault, InvalidJson, InvalidRequest, NotFound
 from oraculo.ports.broker import BrokerStatus
 from oraculo.ports.broker_admin import DeadLetter, NotAnId, QueueState
 from oraculo.wire import naming
 from oraculo.wire.json_guard import HANDED_ON_DEPTH, UNREADABLE, is_too_deep, json_fault
-from oraculo.wire.message import correlation_id_at_start, in_our_words, with_nearest
+from oraculo.wire.message import correlation_id_at_start, fault_of, with_nearest
 from oraculo.wire.timestamps import to_iso
 
 router = APIRouter(tags=["filas"], default_response_class=Response)
@@ -157,11 +156,6 @@ class _RedriveRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _redrive_decoder = msgspec.json.Decoder(_RedriveRequest)
-_RIGHT = {
-    "": 'must be an object, as {"ids": ["1"]}, or nothing at all',
-    "ids": "must be a list of ids",
-    "ids[]": "must be a text: the `id` of a dead letter",
-}
 
 
 @router.post(
@@ -169,17 +163,14 @@ _RIGHT = {
     summary="Try dead letters again, all or by id",
     description="The command of a failed subtask reopens its run. When an id is unknown, nothing is moved. "
     "A call with the header `webhook-id`, as a webhook has it, is refused with `409`.",
-    dependencies=[NotForWebhooks],
+    dependencies=[NotForWebhooks, NoQuery],
     responses={200: reply("How many.", "Reenvio"), **problems(400, 404, 408, 409, 413, 502)},
     openapi_extra=json_body("ReenvioPedido", required=False, example={"ids": ["1"]}),
 )
-async def redrive(request: Request, shared: Shared, fila: Queue, unknown: UnknownQuery) -> Response:
+async def redrive(request: Request, shared: Shared, fila: Queue) -> Response:
     body = await read_body(request, shared.settings.limits.payload_bytes, shared.room)
     _expect_name(fila)
-    refusals = Refusals(unknown)
-    ids = refusals.check(_ids, body)
-    refusals.raise_any()
-    done = await shared.operations.redrive(fila, ids)
+    done = await shared.operations.redrive(fila, _ids(body))
     return json_reply({"reenviadas": done.moved, "reabertas": done.reopened, "obsoletas": done.obsolete})
 
 
@@ -188,19 +179,10 @@ def _ids(body: bytes) -> list[str] | None:
         return None
     try:
         return _redrive_decoder.decode(body).ids
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(with_nearest(fault_of(error), _RedriveRequest.__struct_fields__)) from None
     except UNREADABLE as error:
-        raise _refused(body, error) from None
-
-
-def _refused(body: bytes, error: Exception) -> InvalidInput:
-    try:
-        if isinstance(error, msgspec.ValidationError):
-            faults = type_faults(body, _redrive_decoder.decode, error)
-            known = _RedriveRequest.__struct_fields__
-            return InvalidRequest([with_nearest(in_our_words(fault, _RIGHT), known) for fault in faults])
-    except msgspec.DecodeError as behind:
-        error = behind
-    return InvalidJson(json_fault(body, error))
+        raise InvalidJson(json_fault(body, error)) from None
 
 
 @router.delete(

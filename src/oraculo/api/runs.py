@@ -20,7 +20,6 @@ from oraculo.api.parameters import (
     RunId,
     Statuses,
     TaskId,
-    UnknownQuery,
     when_empty,
 )
 from oraculo.api.paths import RUN, RUNS
@@ -49,6 +48,7 @@ _LOCATION = header("Location", "Where the run is.")
     RUNS,
     summary="Start a run",
     status_code=202,
+    dependencies=[NoQuery],
     responses={
         200: reply("The run ended within the wait: its aggregate.", "Agregado", headers=_LOCATION | _APPLIED),
         202: reply("Taken, and safe: it will not be lost.", "Aceita", headers=_LOCATION | _APPLIED),
@@ -59,7 +59,6 @@ _LOCATION = header("Location", "Where the run is.")
 async def start_run(
     request: Request,
     shared: Shared,
-    unknown: UnknownQuery,
     idempotency_key: Annotated[
         str | None,
         Header(alias="Idempotency-Key", description="The same key and body give the same run."),
@@ -74,7 +73,6 @@ async def start_run(
             idempotency_key=idempotency_key and idempotency_key.strip(BLANKS),
             traceparent=traceparent,
             wait=wait or 0,
-            faults=unknown,
         )
     except IdempotencyKeyReused:
         raise

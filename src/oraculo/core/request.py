@@ -7,7 +7,6 @@ from urllib.parse import urlsplit
 import msgspec
 
 from oraculo.core.plan import Plan
-from oraculo.core.request_faults import Refusals, field_of, type_faults, without_fields
 from oraculo.core.run import Channel, Run, RunDelivery, RunHead, Task
 from oraculo.errors import Fault, InvalidJson, InvalidRequest, PayloadTooLarge, UnknownPipeline
 from oraculo.pipeline import bridges
@@ -28,7 +27,7 @@ from oraculo.pipeline.definition import (
 from oraculo.pipeline.retry import DEFAULT_RETRY, RetryPolicy
 from oraculo.wire import naming
 from oraculo.wire.json_guard import check_json_text, holds_far_number, json_fault
-from oraculo.wire.message import fault_of, in_our_words, object_fault, with_nearest
+from oraculo.wire.message import fault_of, object_fault, with_nearest
 
 FIELDS = (
     "destinos",
@@ -95,25 +94,6 @@ class Limits(msgspec.Struct, frozen=True):
     request_bytes: int = 32 * 1024 * 1024
 
 
-_SECONDS = "must be a number of seconds"
-_PRIORITY = "must be a whole number from 0 to 9"
-_RIGHT = {
-    "": "a request is an object with `destinos`, `tipo` or `pipeline`",
-    "destinos": 'must be a list of destinations, as ["escavador_youtube"]',
-    "destinos[]": 'must be the name of a queue, or an object as {"fila": "escavador_youtube"}',
-    "destinos[].fila": "must be a text: the name of a queue",
-    "destinos[].id": "must be a text of 1 to 128 characters",
-    "destinos[].timeout": _SECONDS,
-    "tipo": "must be a text: the name of a route",
-    "pipeline": "must be a text: the name of a pipeline",
-    "timeout": _SECONDS,
-    "correlation_id": "must be a text of 1 to 128 characters",
-    "webhook": "must be a text: an http:// or https:// URL",
-    "responder_em": "must be a text: the name of a queue",
-    "prioridade": _PRIORITY,
-    "quorum": 'must be "all", a whole number, or a percentage such as "60%"',
-}
-
 _decoder = msgspec.json.Decoder(RunRequest)
 _float_decoder = msgspec.json.Decoder(_WithFloats)
 _WHOLE = ("prioridade", "quorum")
@@ -121,42 +101,29 @@ _SUBJECTS = ("destinos", "tipo", "pipeline")
 
 
 def read_request(body: bytes, limits: Limits) -> RunRequest:
-    """Return the request in a body. Raises PayloadTooLarge, InvalidJson, or InvalidRequest with every fault."""
-    refusals = Refusals()
-    request = read_good_fields(body, limits, refusals)
-    refusals.raise_any()
-    return request
+    """Return the request in a body.
 
-
-def read_good_fields(body: bytes, limits: Limits, refusals: Refusals) -> RunRequest:
-    """Return the request without the fields that have a fault, and add the faults to `refusals`.
-
-    A fault in `destinos`, `tipo` or `pipeline` removes all three. Raises PayloadTooLarge or InvalidJson for a body
-    that cannot be read at all.
+    Raises PayloadTooLarge, InvalidJson, or InvalidRequest: with the first value of a wrong type, else with every fault.
     """
     if len(body) > limits.request_bytes:
         raise PayloadTooLarge("request", len(body), limits.request_bytes)
     check_json_text(body)
     try:
-        request, faults = _decode_all(body)
+        request = _decode(body)
+    except msgspec.ValidationError as error:
+        fault = fault_of(error)
+        known = Destination.__struct_fields__ if fault.field.startswith("destinos") else FIELDS
+        raise InvalidRequest(with_nearest(fault, known)) from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidJson(json_fault(body, error)) from None
-    if not any(field_of(fault) in ("", *_SUBJECTS) for fault in faults):
-        faults += _subject_faults(request)
-    faults += _option_faults(request)
-    for refusal in _payload_refusals(request, limits):
-        refusals.add(refusal)
-    if not faults:
-        return request
-    refusals.add(InvalidRequest(faults))
-    return _without(request, {field_of(fault) for fault in faults})
-
-
-def _without(request: RunRequest, fields: set[str]) -> RunRequest:
-    if not fields.isdisjoint(_SUBJECTS):
-        fields |= set(_SUBJECTS)
-    empty: dict[str, Any] = {field: NO_JSON if field == "payload" else None for field in fields & set(FIELDS)}
-    return msgspec.structs.replace(request, **empty)
+    payloads = list(_payloads(request))
+    faults = [*_subject_faults(request), *_option_faults(request), *_payload_faults(payloads)]
+    if faults:
+        raise InvalidRequest(faults[:MAX_FAULTS])
+    for field, payload in payloads:
+        if len(payload) > limits.payload_bytes:
+            raise PayloadTooLarge(field, len(payload), limits.payload_bytes)
+    return request
 
 
 def _decode(body: bytes) -> RunRequest:
@@ -165,60 +132,37 @@ def _decode(body: bytes) -> RunRequest:
     except msgspec.ValidationError as error:
         if fault_of(error).field not in _WHOLE:
             raise
-        request = _float_decoder.decode(body)
+        try:
+            request = _float_decoder.decode(body)
+        except msgspec.ValidationError:
+            raise error from None
         floats = {name: number for name in _WHOLE if isinstance(number := getattr(request, name), float)}
         if any(number % 1 for number in floats.values()):
             raise
     return msgspec.structs.replace(request, **{name: int(number) for name, number in floats.items()})
 
 
-def _decode_all(body: bytes) -> tuple[RunRequest, list[Fault]]:
-    """Return the request without unknown fields and those of a wrong type, and the faults of both."""
-    try:
-        return _decode(body), []
-    except msgspec.ValidationError as error:
-        faults = type_faults(body, _decode, error)
-    bad = {field_of(fault) for fault in faults}
-    good = RunRequest() if "" in bad else _decode(without_fields(body, bad))
-    return good, [_in_our_words(fault) for fault in faults]
-
-
-def _in_our_words(fault: Fault) -> Fault:
-    known = Destination.__struct_fields__ if fault.field.startswith("destinos") else FIELDS
-    return with_nearest(in_our_words(fault, _RIGHT), known)
-
-
-def _payload_refusals(request: RunRequest, limits: Limits) -> Iterator[InvalidRequest | PayloadTooLarge]:
-    if request.payload and (refusal := _payload_refusal("payload", request.payload, limits)):
-        yield refusal
+def _payloads(request: RunRequest) -> Iterator[tuple[str, msgspec.Raw]]:
+    if request.payload:
+        yield "payload", request.payload
     for number, destination in enumerate(request.destinos or ()):
         if isinstance(destination, Destination) and destination.payload:
-            field = f"destinos[{number}].payload"
-            if refusal := _payload_refusal(field, destination.payload, limits):
-                yield refusal
+            yield f"destinos[{number}].payload", destination.payload
 
 
-def _payload_refusal(field: str, payload: msgspec.Raw, limits: Limits) -> InvalidRequest | PayloadTooLarge | None:
-    text = bytes(payload)
-    if (fault := object_fault(field, text)) is not None:
-        return InvalidRequest(fault)
-    if len(text) > limits.payload_bytes:
-        return PayloadTooLarge(field, len(text), limits.payload_bytes)
-    if holds_far_number(text):
-        return InvalidRequest(Fault(field, "holds a number that is too large to be read; put it in quotes, as a text"))
-    return None
+def _payload_faults(payloads: Sequence[tuple[str, msgspec.Raw]]) -> Iterator[Fault]:
+    for field, payload in payloads:
+        if (fault := object_fault(field, bytes(payload))) is not None:
+            yield fault
+        elif holds_far_number(bytes(payload)):
+            yield Fault(field, "holds a number that is too large to be read; put it in quotes, as a text")
 
 
 def _subject_faults(request: RunRequest) -> list[Fault]:
     given = [name for name in _SUBJECTS if getattr(request, name) is not None]
     if len(given) != 1:
-        what = f"got {' and '.join(given)}" if given else "got none of them"
-        return [
-            Fault(
-                given[1] if given else "destinos",
-                f"exactly one of destinos, tipo and pipeline is needed; {what}",
-            )
-        ]
+        field, got = (given[1], " and ".join(given)) if given else ("destinos", "none of them")
+        return [Fault(field, f"exactly one of destinos, tipo and pipeline is needed; got {got}")]
     if request.destinos is None:
         return []
     if not request.destinos:
@@ -267,7 +211,9 @@ def _option_faults(request: RunRequest) -> list[Fault]:
     if request.responder_em is not None and (fault := naming.reply_queue_fault(request.responder_em)):
         faults.append(Fault("responder_em", fault))
     if request.prioridade is not None and not 0 <= request.prioridade <= 9:
-        faults.append(Fault("prioridade", f"{_PRIORITY}; got {naming.shown(request.prioridade)}"))
+        faults.append(
+            Fault("prioridade", f"must be a whole number from 0 to 9; got {naming.shown(request.prioridade)}")
+        )
     return faults
 
 
@@ -299,29 +245,17 @@ def definition_of(
 
     Raises InvalidRequest for an unknown route or pipeline, with the nearest name, and for a quorum that cannot be met.
     """
-    definition = named_definition(request, catalogue, default_timeout, default_retry)
-    check_quorum(definition)
-    return definition
-
-
-def named_definition(
-    request: RunRequest, catalogue: Catalogue, default_timeout: float, default_retry: RetryPolicy
-) -> Definition:
-    """Return the definition that the request asks to run, its quorum unchecked. Raises InvalidRequest."""
     if request.pipeline is None:
-        return _fan_out(request, catalogue, default_timeout, default_retry)
-    definition = catalogue.pipelines.get(request.pipeline)
-    if definition is None:
+        definition = _fan_out(request, catalogue, default_timeout, default_retry)
+    elif (found := catalogue.pipelines.get(request.pipeline)) is not None:
+        changed = {key: value for key, value in _overrides(request).items() if value is not None}
+        definition = msgspec.structs.replace(found, **changed) if changed else found
+    else:
         near = naming.nearest(request.pipeline, catalogue.pipelines)
         raise UnknownPipeline(Fault("pipeline", f"there is no pipeline {naming.shown(request.pipeline)}{near}"))
-    changed = {key: value for key, value in _overrides(request).items() if value is not None}
-    return msgspec.structs.replace(definition, **changed) if changed else definition
-
-
-def check_quorum(definition: Definition) -> None:
-    """Raise InvalidRequest for a quorum that cannot be met."""
     if fault := quorum_fault(definition.quorum, len(definition.steps)):
         raise InvalidRequest(Fault("quorum", fault))
+    return definition
 
 
 def _overrides(request: RunRequest) -> dict[str, Any]:

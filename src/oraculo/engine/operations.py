@@ -13,7 +13,6 @@ from oraculo.core.events import Cancelled, Event, Repeated
 from oraculo.core.history import HistoryEntry
 from oraculo.core.machine import Verdict
 from oraculo.core.plan import Plan
-from oraculo.core.request_faults import refuse_with
 from oraculo.core.run import Run, RunHead, RunStatus, Task
 from oraculo.engine.dead_letters import DeadLetters, Redrive
 from oraculo.engine.decide.requests import fingerprint_of
@@ -86,18 +85,14 @@ class Operations:
         idempotency_key: str | None = None,
         traceparent: str | None = None,
         wait: float = 0,
-        faults: Sequence[Fault] = (),
     ) -> Submitted:
         """Create a run, and return when it is committed.
 
         With `wait`, return up to that many seconds later with the aggregate. Raise InvalidInput, PayloadTooLarge,
-        TooManyNewQueues, Conflict or IdempotencyKeyReused. With `faults` that were found already, create nothing, and
-        raise them with those of the body.
+        TooManyNewQueues, Conflict or IdempotencyKeyReused.
         """
         if idempotency_key is not None and (fault := text_fault(idempotency_key, MAX_KEY)):
-            faults = [*faults, Fault("Idempotency-Key", fault)]
-        if faults:
-            await refuse_with(faults, self._submission(body, traceparent))
+            raise InvalidRequest(Fault("Idempotency-Key", fault))
         try:
             submission = await self._submission(body, traceparent)
             await self._engine.new_queues.admit_run(submission)
@@ -307,10 +302,6 @@ class Operations:
         except (BrokerError, TimeoutError):
             return {}
         return {names.logical(state.queue): state.consumers for state in states}
-
-    async def read_pipeline(self, name: str, text: bytes) -> Definition:
-        """Return what a text defines, and keep nothing. Raise InvalidPipeline."""
-        return await self._engine.catalogue.read(name, text)
 
     async def put_pipeline(self, name: str, text: bytes) -> tuple[Definition, bool]:
         self._expect_accepting()

@@ -132,7 +132,7 @@ def read_block(kind: str, block: object) -> Bridge | list[Fault]:
         if key not in _BLOCK_KEYS[kind]
     ]
     target = block.get(_TARGET_KEY[kind])
-    if not isinstance(target, str) or not _TARGET.fullmatch(target):
+    if not isinstance(target, str) or not _TARGET.fullmatch(target) or not target.isprintable():
         faults.append(
             Fault(_TARGET_KEY[kind], f"must name the {'task' if kind == CELERY else 'queue'}, as {_RIGHT[kind]}")
         )
@@ -178,6 +178,7 @@ def _option_faults(kind: str, block: Mapping[str, Any]) -> list[Fault]:
 def _is_json(value: object) -> bool:
     """Return whether a value survives JSON unchanged. A date does not, nor does a key that is a number."""
     try:
-        return bool(msgspec.json.decode(msgspec.json.encode(value)) == value)
+        text = msgspec.json.encode(value)
+        return b"\\u0000" not in text and bool(msgspec.json.decode(text) == value)
     except (TypeError, ValueError, RecursionError):
         return False

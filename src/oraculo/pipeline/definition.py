@@ -6,9 +6,10 @@ A fan-out is a definition of steps without dependencies, so every run is the run
 import hashlib
 import re
 from collections.abc import Callable, Mapping
+from datetime import date
 from enum import StrEnum
 from fractions import Fraction
-from math import ceil
+from math import ceil, isfinite
 from typing import Any
 
 import msgspec
@@ -35,7 +36,7 @@ JOB_TYPES: Mapping[str, str] = {
 
 # Short, because Python does not read a number of thousands of digits.
 _PERCENTAGE = re.compile(r"([0-9]{1,3}(\.[0-9]{0,6})?|\.[0-9]{1,6})%")
-_MAX_BITS = 14_000  # of a whole number: some 4,200 digits, about as many as Python writes
+_TOO_LONG = 10**4_300  # a number of more digits than Python writes
 
 # A missing JSON value. msgspec recognises a default by its identity when it encodes, so there is only this one.
 NO_JSON = msgspec.Raw()
@@ -169,6 +170,8 @@ class _PipelineReader:
         self._known_keys(source, "", _PIPELINE_KEYS, ignored=ADDED_KEYS)
         name = self._name(source, name)
         description = self._typed(source, "", "description", str, "a string", "")
+        if fault := _json_fault(description, "description"):
+            self._fault("description", fault)
         timeout = self._seconds(source, "", "timeout") or self.default_timeout
         on_late = self._on_late(source)
         steps = self._steps(source.get("steps"))
@@ -314,7 +317,7 @@ class _PipelineReader:
         """Return the type of a step, which is the name of its queue if it has none. A fault gives an empty text."""
         queue = item.get("queue")
         value = item.get("type", queue if isinstance(queue, str) else self._target(item))
-        if isinstance(value, str) and value:
+        if isinstance(value, str) and value and value.isprintable():
             return value
         if "type" in item or "queue" not in item:  # otherwise the queue has a fault of its own
             self._fault(f"{at}.type", _missing(value, "a job type or the name of a queue"))
@@ -340,13 +343,11 @@ class _PipelineReader:
         if not isinstance(item["config"], dict):
             self._fault(f"{at}.config", f"must be an object; got {naming.shown(item['config'])}")
             return NO_JSON
-        try:
-            # Sorted, so that the content hash does not depend on the order in which keys were written.
-            return msgspec.Raw(msgspec.json.encode(item["config"], order="sorted"))
-        except (TypeError, ValueError, RecursionError):
-            right = "cannot be written as JSON; it may hold texts, numbers, true, false, null, lists and objects"
-            self._fault(f"{at}.config", _json_fault(item["config"]) or right)
+        if fault := _json_fault(item["config"]):
+            self._fault(f"{at}.config", fault)
             return NO_JSON
+        # Sorted, so that the content hash does not depend on the order in which keys were written.
+        return msgspec.Raw(msgspec.json.encode(item["config"], order="sorted"))
 
     def _retry(self, item: dict[str, Any], at: str) -> RetryPolicy:
         value = item.get("retry")
@@ -421,20 +422,34 @@ _STEP_KEYS = frozenset({"id", "type", "queue", "dependsOn", "config", "retry", "
 _RETRY_KEYS = frozenset({"maxAttempts", "backoff", "maxBackoff"})
 
 
-def _json_fault(value: object, path: str = "config", levels: int = 200) -> str | None:
-    """Return the fault of the first key or number that JSON cannot hold."""
-    if isinstance(value, dict) and levels:
-        for key, item in value.items():
-            if not isinstance(key, str):
-                return f"the key {naming.shown(key)} of `{path}` must be a text; put it in quotes"
-            if fault := _json_fault(item, f"{path}.{key[:40]}", levels - 1):
-                return fault
-    elif isinstance(value, list | tuple) and levels:
-        faults = (_json_fault(item, f"{path}[{number}]", levels - 1) for number, item in enumerate(value))
+def _json_fault(value: object, path: str = "config") -> str | None:
+    """Return the fault of the first key or value that JSON or a worker cannot hold."""
+    if isinstance(value, dict):
+        odd = next((key for key in value if not isinstance(key, str)), None)
+        if odd is not None or None in value:
+            return f"the key {naming.shown(odd)} of `{path}` must be a text; put it in quotes"
+        faults = (_text_problem(key, path) or _json_fault(item, f"{path}.{key[:40]}") for key, item in value.items())
         return next(filter(None, faults), None)
-    elif isinstance(value, int) and value.bit_length() > _MAX_BITS:
+    if isinstance(value, list | tuple):
+        faults = (_json_fault(item, f"{path}[{number}]") for number, item in enumerate(value))
+        return next(filter(None, faults), None)
+    if isinstance(value, str):
+        return _text_problem(value, path)
+    if isinstance(value, int) and abs(value) >= _TOO_LONG:
         return f"the number `{path}` has too many digits; put it in quotes, as a text"
-    return None
+    if isinstance(value, float) and not isfinite(value):
+        return f"`{path}` is {value}, which JSON cannot hold"
+    if value is None or isinstance(value, int | float | date):
+        return None
+    return f"`{path}` is {naming.shown(value)}, which JSON cannot hold"
+
+
+def _text_problem(text: str, path: str) -> str | None:
+    """Return the fault of a text with NUL, or with half a surrogate pair, which UTF-8 cannot write."""
+    is_sound = text.isprintable() or not any(sign == "\0" or "\ud800" <= sign <= "\udfff" for sign in text)
+    return (
+        None if is_sound else f"a text in `{path}` holds a NUL character or half a surrogate pair (\\ud800 to \\udfff)"
+    )
 
 
 def text_fault(value: str, limit: int = 128) -> str | None:
@@ -453,8 +468,10 @@ def id_fault(value: str) -> str | None:
 
 def _missing(value: object, right: str) -> str:
     """Return the fault of a missing text. YAML reads NO and 1 as other values, so the fault asks for quotes."""
-    if value is None or isinstance(value, str):
+    if value is None or value == "":
         return f"is required: {right}"
+    if isinstance(value, str):
+        return f"must be a text without control characters: {right}"
     return f"must be a text: {right}; got {naming.shown(value)}, which must be in quotes to be one"
 
 

@@ -1,7 +1,7 @@
 """The message of the wire: its type, its schema, how it is read and written."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import msgspec
@@ -64,33 +64,10 @@ class _WithFloat(Message, kw_only=True):
     tentativa: float | None = None  # type: ignore[assignment]
 
 
-_RIGHT = {
-    "": "must be one JSON object",
-    "correlation_id": "must be a text of 1 to 128 characters",
-    "tipo_evento": "must be a text that is not empty",
-    "timestamp": "must be a text: ISO 8601 with an offset or Z, as 2025-10-14T12:00:00Z",
-    "tarefa": "must be a text: the id of a subtask",
-    "tentativa": "must be a whole number from 1",
-    "responder_em": "must be a text: the name of a queue",
-    "prazo": "must be a text: ISO 8601 with an offset or Z, as 2025-10-14T12:00:00Z",
-    "traceparent": "must be a text",
-}
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-_KINDS = {
-    "str": "a text",
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "a boolean",
-    "null": "null",
-    "array": "a list",
-    "object": "an object",
-}
 _KINDS_BY_SIGN = {b"[": "array", b'"': "str", b"t": "bool", b"f": "bool", b"n": "null"}
-_GOT = re.compile("got `([a-z]+)`$")
-_ENCODED_TWICE = ": was it encoded twice?"
 _FIRST_FIELD = re.compile(rb'\s*\{\s*"correlation_id"\s*:\s*"(?:[^"\\]|\\.){1,1000}"')
 _UNKNOWN = "is not a known field"
-_PLACE = re.compile(r"\[[0-9]+\]")
 
 _decoder = msgspec.json.Decoder(Message)
 _address_decoder = msgspec.json.Decoder(_Address)
@@ -107,7 +84,7 @@ def decode_message(body: bytes, max_depth: int = HANDED_ON_DEPTH) -> Message:
     try:
         message = _decode(body)
     except msgspec.ValidationError as error:
-        raise InvalidMessage(in_our_words(fault_of(error), _RIGHT)) from None
+        raise InvalidMessage(fault_of(error)) from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidJson(json_fault(body, error)) from None
     if (fault := object_fault("payload", bytes(message.payload))) is not None:
@@ -125,7 +102,10 @@ def _decode(body: bytes) -> Message:
     except msgspec.ValidationError as error:
         if fault_of(error).field != "tentativa":
             raise
-        message = _float_decoder.decode(body)
+        try:
+            message = _float_decoder.decode(body)
+        except msgspec.ValidationError:
+            raise error from None
         if message.tentativa is None or message.tentativa < 1 or message.tentativa % 1:
             raise
     message.tentativa = int(message.tentativa)
@@ -175,8 +155,7 @@ def object_fault(field: str, value: bytes) -> Fault | None:
     """Return the fault of an unparsed value that is not an object, by its first character."""
     if value.startswith(b"{"):
         return None
-    kind = _KINDS_BY_SIGN.get(value[:1], "float")
-    return Fault(field, f"must be an object; got {_KINDS[kind]}{_ENCODED_TWICE if kind == 'str' else ''}")
+    return Fault(field, _hinted(f"expected `object`, got `{_KINDS_BY_SIGN.get(value[:1], 'number')}`"))
 
 
 def fault_of(error: msgspec.ValidationError) -> Fault:
@@ -188,23 +167,11 @@ def fault_of(error: msgspec.ValidationError) -> Fault:
             name = text.removeprefix(opening).removesuffix("`")
             field = f"{field}.{name}" if field else name
             text = "is required" if "missing" in opening else _UNKNOWN
-    return Fault(field, text[0].lower() + text[1:] if text else "is not valid")
+    return Fault(field, _hinted(text[0].lower() + text[1:]) if text else "is not valid")
 
 
-def in_our_words(fault: Fault, right: Mapping[str, str]) -> Fault:
-    """Return the fault with the text that `right` has for its field, instead of msgspec's words.
-
-    In the keys of `right`, `[]` stands for any place in a list.
-    """
-    text = right.get(_PLACE.sub("[]", fault.field))
-    if text is None or not fault.problem.startswith(("expected `", "integer value out of", "number out of")):
-        return fault
-    if "out of range" in fault.problem:
-        return Fault(fault.field, f"{text}; got a number that is too large")
-    got = _GOT.search(fault.problem)
-    if not fault.field and got and got[1] == "str":
-        return Fault("", f"{text}; got a text{_ENCODED_TWICE}")
-    return Fault(fault.field, f"{text}; got {_KINDS.get(got[1], got[1])}" if got else text)
+def _hinted(problem: str) -> str:
+    return f"{problem}: was it encoded twice?" if problem == "expected `object`, got `str`" else problem
 
 
 def with_nearest(fault: Fault, known: Iterable[str]) -> Fault:

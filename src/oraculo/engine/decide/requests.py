@@ -5,8 +5,7 @@ from itertools import islice
 from urllib.parse import urlsplit
 
 from oraculo.core import machine
-from oraculo.core.request import Limits, RunRequest, check_quorum, named_definition, new_run, read_good_fields
-from oraculo.core.request_faults import Refusals
+from oraculo.core.request import Limits, RunRequest, definition_of, new_run, read_request
 from oraculo.core.webhook_rules import WebhookRules
 from oraculo.engine.decide.cache import Plans
 from oraculo.engine.inbox import Submission
@@ -65,23 +64,15 @@ class RunMaker:
 
         `run_id` and `reply_to` come from a message's envelope, and hold where the body says nothing.
         """
-        refusals = Refusals()
-        request = read_good_fields(body, self._limits, refusals)
+        request = read_request(body, self._limits)
         run_id = request.correlation_id or run_id or self._entropy.new_id()
         if run_id in naming.FOLDERS:
             fault = Fault("correlation_id", naming.NO_FOLDER)
-            if run_id != request.correlation_id:
-                raise InvalidMessage(fault)
-            refusals.add(InvalidRequest(fault))
+            raise InvalidMessage(fault) if run_id != request.correlation_id else InvalidRequest(fault)
         if request.responder_em is None:
             request.responder_em = reply_to
-        refusals.check(self._expect_allowed, request.webhook)
-        definition = refusals.check(self._definition_of, request)
-        if definition is not None:
-            refusals.check(check_quorum, definition)
-        refusals.check(self._expect_queues, request, definition)
-        refusals.raise_any()
-        assert definition is not None, "without one, its fault was raised"
+        definition = self._definition_of(request)
+        self._expect_allowed(request, definition)
         run = new_run(
             request,
             definition,
@@ -107,28 +98,23 @@ class RunMaker:
             raise InvalidMessage.at("payload.correlation_id", "differs from the message's correlation_id; leave it out")
         return submission
 
-    def _expect_allowed(self, webhook: str | None) -> None:
-        """Raise InvalidRequest for a webhook whose URL itself has an address that it may not reach."""
-        if webhook is not None and (fault := self._targets.host_fault(urlsplit(webhook).hostname or "")):
-            raise InvalidRequest(Fault("webhook", fault))
-
-    def _definition_of(self, request: RunRequest) -> Definition | None:
-        """Return what is to run; None when it has a fault that is known already.
-
-        Raise InvalidRequest or WrittenByNewer.
-        """
+    def _definition_of(self, request: RunRequest) -> Definition:
+        """Return what is to run. Raise InvalidRequest or WrittenByNewer."""
         if request.pipeline is not None:
             self._catalogue.expect_usable(request.pipeline)
-        elif request.tipo is None and request.destinos is None:
-            return None
-        return named_definition(request, self._catalogue, self._default_timeout, self._default_retry)
+        return definition_of(
+            request, self._catalogue, default_timeout=self._default_timeout, default_retry=self._default_retry
+        )
 
-    def _expect_queues(self, request: RunRequest, definition: Definition | None) -> None:
-        """Raise InvalidRequest for queues that no run may send or reply to."""
-        found = islice(self._queues.step_faults(definition), MAX_FAULTS) if definition else ()
+    def _expect_allowed(self, request: RunRequest, definition: Definition) -> None:
+        """Raise InvalidRequest for queues and a webhook that no run may reach."""
+        found = islice(self._queues.step_faults(definition), MAX_FAULTS)
         faults = [_at(request, number, fault) for number, fault in found]
-        if request.responder_em is not None and (fault := self._queues.fault(request.responder_em)):
-            faults.append(Fault("responder_em", fault))
+        if request.responder_em is not None and (problem := self._queues.fault(request.responder_em)):
+            faults.append(Fault("responder_em", problem))
+        if request.webhook is not None:
+            host = urlsplit(request.webhook).hostname or ""
+            faults += [Fault("webhook", problem)] if (problem := self._targets.host_fault(host)) else []
         if faults:
             raise InvalidRequest(faults)
 
