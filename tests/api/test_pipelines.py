@@ -127,7 +127,7 @@ BAD: list[Any] = [
     ),
     pytest.param("name: outro\nsteps: [{type: a}]", "name", "'meu'", id="another name"),
     pytest.param("steps: [{type: a, timout: 1}]", "steps[0] (a).timout", "'timeout'", id="unknown key"),
-    pytest.param('steps: [{type: "a\\0"}]', "steps[0].type", "NUL", id="NUL"),
+    pytest.param('steps: [{type: "a\\0"}]', "steps[0].type", "control", id="NUL"),
     pytest.param('description: !!timestamp "x"', "", "line 1, column 14", id="tag"),
     pytest.param(f"quorum: {'0' * 5000}50%\nsteps: [{{type: a}}]", "quorum", '"60%"', id="long percentage"),
     pytest.param("steps: [{type: a, config: {1: 2}}]", "steps[0] (a).config", "in quotes", id="a number as a key"),
