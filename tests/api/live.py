@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from socket import SO_SNDBUF, SOL_SOCKET, socket
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -18,7 +18,6 @@ from .service import SETTINGS, Service
 
 T = TypeVar("T")
 Wrap = Callable[[ASGIApp], ASGIApp]
-Parser = Literal["auto", "h11", "httptools"]
 
 
 def _as_it_is(app: ASGIApp) -> ASGIApp:
@@ -29,7 +28,7 @@ async def _no_app(*_: object) -> None: ...
 
 
 class _Server(uvicorn.Server):
-    """A server that tells when it takes requests."""
+    """A server that sets an event once it takes requests."""
 
     def __init__(self, config: uvicorn.Config, settings: ApiSettings) -> None:
         super().__init__(config)
@@ -43,11 +42,10 @@ class _Server(uvicorn.Server):
 
 
 class LiveService:
-    def __init__(self, folder: Path, settings: Settings, wrap: Wrap, parser: Parser) -> None:
+    def __init__(self, folder: Path, settings: Settings, wrap: Wrap) -> None:
         self._folder = folder
         self._settings = settings
         self._wrap = wrap
-        self._parser = parser
         self._made = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -62,7 +60,6 @@ class LiveService:
         config = uvicorn.Config(
             self._wrap(self.service.app),
             port=0,
-            http=self._parser,
             log_level="critical",
             lifespan="on",
             timeout_graceful_shutdown=1,
@@ -102,11 +99,9 @@ class LiveService:
 
 
 @contextmanager
-def live(
-    folder: Path, settings: Settings = SETTINGS, wrap: Wrap = _as_it_is, parser: Parser = "auto"
-) -> Iterator[LiveService]:
+def live(folder: Path, settings: Settings = SETTINGS, wrap: Wrap = _as_it_is) -> Iterator[LiveService]:
     """`wrap` may put something around the application, as a witness of what arrives."""
-    service = LiveService(folder, settings, wrap, parser)
+    service = LiveService(folder, settings, wrap)
     service.start()
     try:
         yield service

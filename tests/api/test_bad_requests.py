@@ -60,7 +60,7 @@ BAD_BODIES = [
         b'{"destinos":["a"],"webhook":"http://0xA9FEA9FE/latest"}',
         422,
         "webhook",
-        "the link-local address 169.254.169.254; webhooks may not, unless ORACULO_WEBHOOK_ALLOW names it",
+        "169.254.169.254, which is not global; webhooks may not, unless ORACULO_WEBHOOK_ALLOW",
         id="webhook to a metadata service",
     ),
     pytest.param(b'{"destinos":["a"],"responder_em":"?"}', 422, "responder_em", "letters", id="reply queue"),

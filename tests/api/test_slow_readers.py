@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,7 +15,7 @@ from oraculo.core.history import Happened, HistoryEntry
 from oraculo.settings import ApiSettings, LimitSettings
 from tests import waiting
 from tests.api.exchange import Exchange
-from tests.api.live import LiveService, Parser, live
+from tests.api.live import LiveService, live
 from tests.api.service import SETTINGS, Service, running
 from tests.cli.processes import until
 
@@ -28,9 +28,9 @@ LETTERS = "/filas/fila_x/dlq"
 # -- the deadline ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=get_args(Parser))
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LiveService]:
-    with live(tmp_path, TIMED, parser=request.param) as service:
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[LiveService]:
+    with live(tmp_path, TIMED) as service:
         service.keep_little_in_the_system()
         for _ in range(LARGE // 2**20):
             service.do(service.service.bury("fila_x", b"a" * 2**20))

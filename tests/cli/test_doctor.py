@@ -1,8 +1,6 @@
 """What `oraculo doctor` finds without a server."""
 
 import json
-import resource
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -91,23 +89,6 @@ def test_a_store_that_runs_and_refuses_is_not_to_be_started(fleet: Fleet) -> Non
             plain.acl_deluser(user)
     assert "'zadd'" in checks["store"]["detalhe"]
     assert checks["store"]["o_que_fazer"] == "mend that, or ORACULO_STORE_URL"
-
-
-@pytest.mark.parametrize(("most", "is_few"), [(256, True), (1024, False), (resource.RLIM_INFINITY, False)])
-def test_too_few_open_files_are_a_warning(monkeypatch: pytest.MonkeyPatch, most: int, is_few: bool) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (most, resource.RLIM_INFINITY))
-    _, checks = doctor()
-    assert ("open files" in checks) is is_few
-    if is_few:
-        assert checks["open files"]["estado"] == "aviso"
-        assert "256" in checks["open files"]["detalhe"]
-        assert "LimitNOFILE" in checks["open files"]["o_que_fazer"]
-
-
-def test_no_limit_of_open_files_is_no_fault_where_the_system_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "resource", None)
-    _, checks = doctor()
-    assert "open files" not in checks
 
 
 def test_a_lock_that_cannot_be_had_is_an_error(tmp_path: Path) -> None:

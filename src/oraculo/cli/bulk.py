@@ -1,8 +1,7 @@
 """Actions on many runs or dead letters: the question before, the progress bar, and the list of refusals."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -47,32 +46,25 @@ def bulk(doing: str, ids: Sequence[str], call: Callable[[str], Any]) -> Done:
     """Call with each id, and go on after a refusal. Raises Refused when the server refuses the API key."""
     succeeded, refused = [], {}
     try:
-        with _progress(doing, len(ids)) as advance:
-            for each in ids:
-                try:
-                    call(each)
-                    succeeded.append(each)
-                except Refused as error:
-                    if error.status in _PASSED_ON:
-                        raise
-                    refused[each] = str(error)
-                advance()
+        for each in _drawn(doing, ids):
+            try:
+                call(each)
+                succeeded.append(each)
+            except Refused as error:
+                if error.status in _PASSED_ON:
+                    raise
+                refused[each] = str(error)
     except KeyboardInterrupt:
         output.note(f"{doing}: {len(succeeded)} of {len(ids)} done; the others are as they were")
         raise
     return Done(succeeded, refused)
 
 
-@contextmanager
-def _progress(doing: str, total: int) -> Iterator[Callable[[], None]]:
-    """Draw a progress bar on a terminal, and nothing elsewhere."""
-    if not sys.stderr.isatty() or not total:
-        yield lambda: None
-        return
+def _drawn(doing: str, ids: Sequence[str]) -> Iterable[str]:
+    """Return the ids, with a progress bar on a terminal."""
+    if not sys.stderr.isatty():
+        return ids
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import track
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(doing, total=total)
-        yield lambda: progress.advance(task)
+    return track(ids, doing, console=Console(stderr=True))

@@ -45,7 +45,6 @@ _SQLITE = "sqlite:///"
 _IN_MEMORY = "broker memory"  # among the parts of a server
 _EMPTY = "empty: it is laid out at the first start"
 _WARNED_OF = "; "  # separates a warning from the words of a check
-_ENOUGH_FILES = 1024  # as most systems allow
 _ENVELOPE = 4096  # bytes that a command may have around its payload
 _GIVE_RIGHTS = "give the user of ORACULO_BROKER_URL the rights that docs/reference/limits-brokers.md lists"
 _MEND_OR_GIVE_RIGHTS = f"mend what it says, or {_GIVE_RIGHTS}"
@@ -89,7 +88,7 @@ def doctor(url: GivenUrl = None, api_key: ApiKey = None, as_json: AsJson = False
     from oraculo.settings import load_settings
 
     server = ServerClient(url or DEFAULT_URL, api_key)  # a bad URL or key ends the command before any check
-    checks = [_python(), *_open_files()]
+    checks = [_python()]
     shown: dict[str, Any] | None = None
     try:
         settings = load_settings()
@@ -159,25 +158,10 @@ def _shown(settings: "Settings") -> dict[str, Any]:
 
 
 def _python() -> Check:
-    missing = [name for name in ("uvloop", "httptools") if find_spec(name) is None]
     detail = f"Python {platform.python_version()}"
-    if missing:
-        return Check(
-            "python", OK, f"{detail}, without {' and '.join(missing)}", f"faster with them: {how_to_add('speed')}"
-        )
-    return Check("python", OK, f"{detail} with uvloop and httptools")
-
-
-def _open_files() -> Iterator[Check]:
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
-        return
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most != resource.RLIM_INFINITY and most < _ENOUGH_FILES:
-        detail = f"this user's processes may have {most}, connections included"
-        remedy = f"raise it to {_ENOUGH_FILES} or more: `ulimit -n`, or LimitNOFILE of systemd"
-        yield Check("open files", WARNING, detail, remedy)
+    if find_spec("uvloop") is None:
+        return Check("python", OK, f"{detail}, without uvloop", f"faster with it: {how_to_add('speed')}")
+    return Check("python", OK, f"{detail} with uvloop")
 
 
 def _settings_checks(settings: "Settings") -> Iterator[Check]:
@@ -354,11 +338,11 @@ async def _bridges(settings: "Settings") -> list[Check]:
     if settings.celery.broker_url:
         from oraculo.cli.bridge_checks import reach_celery
 
-        checks.append(await _part("celery", lambda: reach_celery(settings.celery, prefix), _nothing_to_close))
+        checks.append(await _proved("celery", lambda: reach_celery(settings.celery, prefix)))
     if settings.bullmq.url:
         from oraculo.cli.bridge_checks import reach_bullmq
 
-        checks.append(await _part("bullmq", lambda: reach_bullmq(settings.bullmq, prefix), _nothing_to_close))
+        checks.append(await _proved("bullmq", lambda: reach_bullmq(settings.bullmq, prefix)))
     return checks
 
 
@@ -386,11 +370,10 @@ async def _large_results(settings: "Settings", objects: "Objects | None", store:
             raise ObjectsError(f"{place}: {fault}")
         return place
 
-    return await _part("objects", prove, objects.close)
-
-
-async def _nothing_to_close() -> None:
-    pass
+    try:
+        return await _proved("objects", prove)
+    finally:
+        await objects.close()
 
 
 def _labelled(name: str, url: str, count: int) -> str:
@@ -399,13 +382,6 @@ def _labelled(name: str, url: str, count: int) -> str:
 
     scheme, mark, place = redacted(url).rpartition("://")
     return name if count == 1 else f"{name} {scheme}{mark}{place.rpartition('@')[2]}"
-
-
-async def _part(name: str, prove: Callable[[], Awaitable[str]], close: Callable[[], Awaitable[None]]) -> Check:
-    try:
-        return await _proved(name, prove)
-    finally:
-        await close()
 
 
 async def _proved(name: str, prove: Callable[[], Awaitable[str]]) -> Check:

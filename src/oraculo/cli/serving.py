@@ -6,6 +6,7 @@ workers stop, then the engine. The second signal ends the process at once. Neith
 
 import asyncio
 import errno
+import functools
 import os
 import signal
 import socket
@@ -30,7 +31,6 @@ from oraculo.bootstrap import (
     make_worker,
 )
 from oraculo.cli import output
-from oraculo.cli.forking import children_spared
 from oraculo.errors import BrokerUnavailable, Fault, InvalidSettings, OraculoError, how_to_add
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import SystemClock
@@ -304,7 +304,8 @@ def _run(main: Coroutine[Any, Any, None], config: uvicorn.Config) -> None:
     last_resort = threading.Timer(_CLOSE_GRACE, _leave_behind)
     last_resort.daemon = True
     try:
-        with children_spared(), asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        _reset_signals_in_children()
+        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             try:
                 runner.run(main)
             except Exception as error:
@@ -314,6 +315,19 @@ def _run(main: Coroutine[Any, Any, None], config: uvicorn.Config) -> None:
                 last_resort.start()
     finally:
         last_resort.cancel()
+
+
+@functools.cache  # a registration cannot be undone
+def _reset_signals_in_children() -> None:
+    """Give processes that a handler forks Python's own signal handlers: with ours, a `Pool` could not end them."""
+    if hasattr(os, "register_at_fork"):  # Windows has no forks
+        os.register_at_fork(after_in_child=_reset_signals)
+
+
+def _reset_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _leave_behind(error: Exception | None = None) -> None:

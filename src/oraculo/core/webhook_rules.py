@@ -17,19 +17,6 @@ Network = IPv4Network | IPv6Network
 LOOPBACK = ("localhost", "127.0.0.0/8", "::1")  # what `oraculo dev` allows
 _SETTING = "ORACULO_WEBHOOK_ALLOW"
 
-# The special-purpose registries of IANA, as far as these addresses are not reachable from everywhere.
-_NOT_GLOBAL: Sequence[tuple[Network, str]] = [
-    (ip_network(network), kind)
-    for kind, networks in {
-        "loopback": "127.0.0.0/8 0.0.0.0/8 ::1 ::",
-        "link-local": "169.254.0.0/16 fe80::/10",
-        "private": "10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 100.64.0.0/10 fc00::/7 fec0::/10",
-        "multicast": "224.0.0.0/4 ff00::/8",
-        "reserved": "192.0.0.0/24 192.0.2.0/24 192.88.99.0/24 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 "
-        "240.0.0.0/4 2001::/23 2001:db8::/32 3fff::/20",
-    }.items()
-    for network in networks.split()
-]
 _GLOBAL_IPV6 = IPv6Network("2000::/3")
 # IPv6 networks whose addresses hold an IPv4 address that is connected to in the end, and the bits behind it.
 _HOLD_IPV4 = (
@@ -68,10 +55,9 @@ class WebhookRules:
         reached = _unwrapped(written)
         if _normal(host) in self._hosts or any(written in net or reached in net for net in self._networks):
             return None
-        kind = _kind_of(reached)
-        if kind is None:
+        if _is_global(reached):
             return None
-        return f"reaches the {kind} address {written}; webhooks may not, unless {_SETTING} names it"
+        return f"reaches the address {written}, which is not global; webhooks may not, unless {_SETTING} names it"
 
 
 def allow_fault(entries: Sequence[str]) -> str | None:
@@ -132,9 +118,7 @@ def _unwrapped(address: Address) -> Address:
     return address
 
 
-def _kind_of(address: Address) -> str | None:
-    """Return what kind of address it is when it is not a global one."""
-    for network, kind in _NOT_GLOBAL:
-        if address in network:
-            return kind
-    return "reserved" if address.version == 6 and address not in _GLOBAL_IPV6 else None
+def _is_global(address: Address) -> bool:
+    if isinstance(address, IPv6Address):
+        return address in _GLOBAL_IPV6 and address.is_global
+    return address.is_global and not address.is_multicast and not address.is_reserved

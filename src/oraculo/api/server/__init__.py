@@ -1,4 +1,4 @@
-"""The bounds of HTTP connections: `bind` puts them on a uvicorn server, whichever of its HTTP parsers it uses."""
+"""The bounds of HTTP connections: `bind` puts them on a uvicorn server."""
 
 from oraculo.api.server.binding import bind, bind_every_server_of
 

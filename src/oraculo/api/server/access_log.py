@@ -3,16 +3,19 @@
 import logging
 import re
 from collections.abc import Sequence
-from urllib.parse import quote, unquote, unquote_plus
+from urllib.parse import unquote, unquote_plus
 
 from oraculo.settings import read_key
 
 _MASK = "***"
-_SECRETS = re.compile(r"(key|token|secret|password|passwd|pwd|auth|authorization|bearer|jwt|signature|sig)\Z", re.I)
+_SECRETS = re.compile(
+    r"((?:^|&)[^=&]*(?:key|token|secret|passw(?:or)?d|pwd|auth(?:orization)?|bearer|jwt|sig(?:nature)?)=)[^&]*",
+    re.IGNORECASE,
+)
 
 
 def mask_keys(keys: Sequence[str]) -> None:
-    """Mask these keys, and parameters with names of secrets, in the access log of this process."""
+    """Mask parameters with names of secrets, and addresses with one of these keys, in this process's access log."""
     logger = logging.getLogger("uvicorn.access")
     for old in [old for old in logger.filters if isinstance(old, _Masking)]:
         logger.removeFilter(old)
@@ -30,24 +33,10 @@ class _Masking(logging.Filter):
         return True
 
     def _masked(self, target: str) -> str:
-        """Return a path with its query, masked."""
         path, mark, query = target.partition("?")
-        if self._has_key(path):
-            path = quote(self._without_keys(unquote(path)), safe="/*")
-        parameters = "&".join(map(self._masked_parameter, query.split("&")))
-        return path + mark + (_MASK if self._has_key(parameters) else parameters)
-
-    def _masked_parameter(self, parameter: str) -> str:
-        name, mark, value = parameter.partition("=")
-        is_secret = _SECRETS.search(unquote_plus(name)) or self._has_key(value)
-        return f"{name}={_MASK}" if mark and is_secret else parameter
+        path = f"/{_MASK}" if self._has_key(path) else path
+        return path + mark + (_MASK if self._has_key(query) else _SECRETS.sub(rf"\1{_MASK}", query))
 
     def _has_key(self, part: str) -> bool:
         """Return whether a part of an address has a key. A plus may mean itself or a blank."""
-        texts = (unquote(part), unquote_plus(part))
-        return any(key in text for key in self._keys for text in texts)
-
-    def _without_keys(self, text: str) -> str:
-        for key in self._keys:
-            text = text.replace(key, _MASK)
-        return text
+        return any(key in text for key in self._keys for text in (unquote(part), unquote_plus(part)))

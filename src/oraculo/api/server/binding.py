@@ -1,54 +1,32 @@
 """The functions that put the bounds of connections on a uvicorn server."""
 
-import logging
 import socket
 from functools import partial
-from typing import Any
 
 import uvicorn
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from oraculo.api.server.access_log import mask_keys
 from oraculo.api.server.bounds import Bounds
 from oraculo.api.server.connection import BoundedConnection
-from oraculo.api.server.h11_parser import BoundedH11
 from oraculo.api.server.proxies import BehindProxies
 from oraculo.settings import ApiSettings
 
-_logger = logging.getLogger("oraculo.api")
-
 
 def bind(config: uvicorn.Config, settings: ApiSettings) -> None:
-    """Bound the connections of the server that will start with `config`, which must be loaded."""
+    """Bound the connections of the server that will start with `config`, which must be loaded.
+
+    Requests are read by httptools, whatever parser the configuration names.
+    """
     config.timeout_keep_alive = settings.keep_alive  # type: ignore[assignment]  # any number of seconds will do
     config.ws_protocol_class = None  # the API has no WebSockets, and their connections would know no bounds
     bounds = Bounds(settings)
-    protocol = _bounded(config.http_protocol_class)
-    config.http_protocol_class = partial(protocol, bounds=bounds)  # type: ignore[assignment]
+    config.http_protocol_class = partial(BoundedConnection, bounds=bounds)  # type: ignore[assignment]
     if isinstance(config.loaded_app, ProxyHeadersMiddleware):  # it trusts the addresses of uvicorn's own options
         config.loaded_app = config.loaded_app.app
     if settings.proxies:
         config.loaded_app = BehindProxies(config.loaded_app, settings.proxies, bounds)
     mask_keys(settings.keys)
-
-
-def _bounded(protocol: type[Any]) -> type[BoundedConnection]:
-    """Return the bounded form of uvicorn's `protocol`. Another parser than the two that we can bound is replaced."""
-    if issubclass(protocol, H11Protocol):
-        return BoundedH11
-    try:
-        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-        from oraculo.api.server.httptools_parser import BoundedHttpTools
-    except ModuleNotFoundError:
-        return _instead_of(protocol, BoundedH11)
-    return BoundedHttpTools if issubclass(protocol, HttpToolsProtocol) else _instead_of(protocol, BoundedHttpTools)
-
-
-def _instead_of(protocol: type[Any], bounded: type[BoundedConnection]) -> type[BoundedConnection]:
-    _logger.warning("the HTTP parser %s cannot be bounded; %s is used", protocol.__name__, bounded.parser_name)
-    return bounded
 
 
 def bind_every_server_of(app: object, settings: ApiSettings) -> None:

@@ -9,11 +9,8 @@ from typing import Protocol
 from oraculo.core.log_throttle import LogThrottle
 from oraculo.settings import ApiSettings
 
-HEAD_BYTES = 64 * 1024  # of a request line with its headers, of trailers, and of the overhead of chunks
+HEAD_BYTES = 64 * 1024  # of a request line with its headers, of trailers, and of a chunk's extensions
 HEAD_FIELDS = 100  # headers of a request, and trailers
-# The overhead of an honest chunk: its size and line ends, and an extension in proportion to its data.
-_AROUND_A_CHUNK = 16
-_AROUND_A_BYTE = 2
 
 _logger = logging.getLogger("oraculo.api")
 
@@ -85,19 +82,3 @@ def client_of(address: str) -> Hashable:
     if isinstance(ip, IPv4Address):
         return ip.packed
     return ip.packed[:8] if ip.ipv4_mapped is None else ip.ipv4_mapped.packed
-
-
-class ChunkOverhead:
-    """A count of the bytes of a body that are no data, beyond what honest chunks need."""
-
-    def __init__(self) -> None:
-        self._excess = 0
-
-    def take(self, read: int, data: int, chunks: int) -> None:
-        """Count `read` bytes, with `data` bytes of data in `chunks` new chunks."""
-        allowed = data + _AROUND_A_BYTE * data + _AROUND_A_CHUNK * chunks
-        self._excess = max(0, self._excess + read - allowed)
-
-    @property
-    def is_too_much(self) -> bool:
-        return self._excess > HEAD_BYTES

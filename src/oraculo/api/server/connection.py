@@ -1,6 +1,7 @@
-"""The bounds of one connection: the time for headers, the time for reading a reply, the connections of a client.
+"""The bounds of one connection: the time and size of headers, the time for reading a reply, a client's connections.
 
-They are part of the server, because an ASGI app sees a request only once its headers are complete.
+They are part of the server, because an ASGI app sees a request only once its headers are complete. httptools, which
+reads requests, has no bounds itself.
 """
 
 import asyncio
@@ -9,6 +10,8 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
+from httptools import HttpParserError
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from oraculo.api.problems import PROBLEM_JSON, RETRY_SECONDS, Problem
 from oraculo.api.server.bounds import HEAD_BYTES, HEAD_FIELDS, Bounds, client_of
@@ -25,17 +28,14 @@ _LATE = "The headers of the request did not come in time; send it again."
 TOO_LARGE = f"Headers, trailers and chunk extensions may have {HEAD_BYTES} bytes and {HEAD_FIELDS} fields; send less."
 
 
-class BoundedConnection(asyncio.Protocol):
-    """The bounds of one connection, mixed in before uvicorn's protocol of either parser."""
+class BoundedConnection(HttpToolsProtocol):
+    """A connection of uvicorn, within the bounds."""
 
-    parser_name: str
-    # Attributes of uvicorn's protocols, each with its own types.
     loop: Any
     transport: Any
     client: Any
     cycle: Any
     server_state: Any
-    _unset_keepalive_if_required: Any
 
     def __init__(self, *args: Any, bounds: Bounds, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -48,46 +48,18 @@ class BoundedConnection(asyncio.Protocol):
         self._unread = 0  # bytes of replies when the timer was started
         self._reads = False  # the process has written all of them since
         self._dropped = 0  # bytes that came after a refusal
-        self.is_in_head = True  # what comes next belongs to the headers of a request
-
-    # -- for the parsers -------------------------------------------------------------------------------------------
-
-    @property
-    def piece_size(self) -> int:
-        """The most bytes that the parser may get now."""
-        return HEAD_BYTES
-
-    @property
-    def has_part_of_head(self) -> bool:
-        """True while a part of a request's headers is missing."""
-        raise NotImplementedError
-
-    @property
-    def is_overfull(self) -> bool:
-        """True once the parser met more than is allowed."""
-        raise NotImplementedError
-
-    def feed(self, piece: bytes) -> None:
-        """Hand `piece` to uvicorn's parser."""
-        raise NotImplementedError
-
-    def head_ended(self) -> None:
-        """Take note that the headers of a request are complete."""
-        self.is_in_head = False
-        self._stop_head_timer()
-
-    def message_ended(self) -> None:
-        """Take note that a request is complete, and that another may follow."""
-        self.is_in_head = True
-
-    def refuse_too_large(self) -> None:
-        """Refuse a request that is too large."""
-        self.refuse(431, TOO_LARGE)
+        self._is_in_head = True  # what comes next belongs to the headers of a request
+        self._fields = 0  # of the headers or trailers being read
+        self._empty = 0  # bytes since a request, its headers or a part of its body was complete
+        self._marks = 0  # such completions
+        self._answered: RequestResponseCycle | None = (
+            None  # `cycle` is the newest of several that a client sent at once
+        )
 
     # -- asyncio's callbacks ---------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
+        super().connection_made(transport)  # type: ignore[arg-type]
         if self.client is not None and not self._bounds.is_proxy(self.client[0]):
             client = client_of(self.client[0])
             if not self._bounds.enter(client, self):
@@ -105,23 +77,67 @@ class BoundedConnection(asyncio.Protocol):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
+        if self._answered is not None:  # uvicorn disconnects the newest request only
+            self._answered.disconnected = True
+            self._answered.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             self._drop(data)
             return
         while data and not self._is_refused and not self.transport.is_closing():
-            size = self.piece_size
+            size = HEAD_BYTES + 1 - self._empty
             piece, data = data[:size], data[size:]
-            self.feed(piece)
+            self._feed(piece)
         if not self._is_refused and not self.is_serving():
             self._start_head_timer()
+
+    def _feed(self, piece: bytes) -> None:
+        marks = self._marks
+        super().data_received(piece)
+        # What follows the last completion began somewhere in this piece: it is counted from the next piece on.
+        self._empty = self._empty + len(piece) if marks == self._marks else 0
+        if self._empty > HEAD_BYTES:
+            self.refuse(431, TOO_LARGE)
 
     def shutdown(self) -> None:
         if self._is_refused:
             self.transport.close()
         else:
-            super().shutdown()  # type: ignore[misc]
+            super().shutdown()
+
+    # -- httptools' callbacks --------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._fields = 0
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._fields += 1
+        if self._fields > HEAD_FIELDS:
+            raise HttpParserError("too many headers")
+        if self._is_in_head:  # trailers must not pass for headers, which were checked before
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._marks += 1
+        self._fields = 0
+        self._is_in_head = False
+        self._stop_head_timer()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._marks += 1
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._marks += 1
+        self._is_in_head = True
+        super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     # -- making room for newer connections of a client ---------------------------------------------------------------
 
@@ -148,7 +164,7 @@ class BoundedConnection(asyncio.Protocol):
 
     def _head_is_late(self) -> None:
         self._head_timer = None
-        if self.has_part_of_head:
+        if self._is_in_head and self._empty:
             self._bounds.log("the headers of a request did not come in time, and it got 408", self._address())
             self.refuse(408, _LATE)
         else:
@@ -166,7 +182,7 @@ class BoundedConnection(asyncio.Protocol):
 
     def on_response_complete(self) -> None:
         """Watch the reader of a reply that uvicorn has written: the client may never read the rest."""
-        super().on_response_complete()  # type: ignore[misc]
+        super().on_response_complete()
         if self.transport.get_write_buffer_size():
             self._watch_reader()
 
@@ -193,8 +209,8 @@ class BoundedConnection(asyncio.Protocol):
 
     def send_400_response(self, _msg: str) -> None:
         """Answer a request that the parser cannot read. uvicorn calls it."""
-        if self.is_overfull:
-            self.refuse_too_large()
+        if self._fields > HEAD_FIELDS:
+            self.refuse(431, TOO_LARGE)
         else:
             self.refuse(400, _UNREADABLE)
 
@@ -211,13 +227,13 @@ class BoundedConnection(asyncio.Protocol):
         if status == 431:
             self._bounds.log("a request had too large headers, trailers or chunk extensions", self._address())
         if self.is_serving():
-            has_begun = self.cycle.response_started or self.is_in_head
+            has_begun = self.cycle.response_started or self._is_in_head
             self.cycle.disconnected = True
             self.cycle.message_event.set()
             if has_begun:
                 self.transport.abort()
                 return
-        elif not self.is_in_head:
+        elif not self._is_in_head:
             self.transport.abort()
             return
         self.transport.write(self._refusal(status, detail))

@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from oraculo.wire.timestamps import in_words
+
 OPEN = ("pendente", "em_execucao")
 SUMMARY = {
     "concluidas": "concluida",
@@ -543,17 +545,6 @@ def collector_parameters(payload: msgspec.Raw, config: Mapping[str, Any]) -> dic
     """Return the `parametros` of an escavador: the run's payload, overlaid by the step's config."""
     given = msgspec.json.decode(payload).get("parametros")
     return {**(given if isinstance(given, dict) else {}), **config}
-
-
-def in_words(seconds: float) -> str:
-    """Return a length of time as reasons show it: `1.5 s`, `30 s`, `2 min 5 s`, `3 h`."""
-    if seconds < 60:
-        return f"{seconds:.1f}".removesuffix(".0") + " s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
 
 
 def first_difference(names: Sequence[str], expected: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
