@@ -59,7 +59,7 @@ _KINDS = {
 def cli_page() -> str:
     command: Any = typer.main.get_command(app)
     root = typer.Context(command, info_name="oraculo")
-    rows = [f"| `{name}` | {_cell(told)} |" for name, told in _SHARED.items()]
+    rows = [f"| `{name}` | {_cell(said)} |" for name, said in _SHARED.items()]
     parts = [_INTRODUCTION.replace("SHARED", "\n".join(rows))]
     for name, child in command.commands.items():
         parts += _command(child, typer.Context(child, info_name=name, parent=root), 2)
@@ -92,12 +92,12 @@ def _usage_piece(piece: str) -> str:
 def _options(command: Any, context: typer.Context) -> Iterator[str]:
     shared, rows = [], []
     for parameter in command.get_params(context):
-        names, told = parameter.get_help_record(context)
+        names, said = parameter.get_help_record(context)
         option = names.split()[0]
-        if option in _SHARED and option != "--help" and "only" not in told and "none unless" not in told:
+        if option in _SHARED and option != "--help" and "only" not in said and "none unless" not in said:
             shared.append(f"`{option}`")
         elif option != "--help":
-            rows.append(f"| `{_named(names)}` | {_cell(told)} |")
+            rows.append(f"| `{_named(names)}` | {_cell(said)} |")
     if rows:
         yield "| argument or option | meaning |\n|---|---|"
         yield from rows
@@ -114,9 +114,9 @@ def _named(names: str) -> str:
     return re.sub(r"<(.*)>", lambda found: _KINDS.get(found[1], found[1]), names).replace("|", "\\|")
 
 
-def _cell(told: str) -> str:
+def _cell(said: str) -> str:
     """Write the `[env var: X; default: 1; 0<=x<=9]` behind a help text as words."""
-    text, _, extra = told.partition("  [")
+    text, _, extra = said.partition("  [")
     parts = [_extra(part) for part in extra.rstrip("]").split("; ") if part]
     bounds = f" ({', '.join(parts)})" if parts else ""
     return f"{_prose(text)}{bounds}".replace("|", "\\|")

@@ -68,11 +68,11 @@ def test_every_transition_is_drawn_and_no_other() -> None:
 
 def test_what_the_page_of_settings_says_unless_set_is_what_is_so(tmp_path: Path) -> None:
     rows = re.findall(r"^\| (`ORACULO_.+?) \| (?:`(.+?)`)? \|", settings_page(), re.MULTILINE)
-    told = {name: value for names, value in rows for name in re.findall(r"`(\w+)`", names)}
+    said = {name: value for names, value in rows for name in re.findall(r"`(\w+)`", names)}
     nothing_set = tmp_path / "oraculo.toml"
     nothing_set.touch()
-    assert {"ORACULO_PREFIX", "ORACULO_BROKER_PREFIX", "ORACULO_PIPELINES", "ORACULO_LOG_LEVEL"} <= told.keys()
-    assert load_settings(told, nothing_set) == load_settings({}, nothing_set)
+    assert {"ORACULO_PREFIX", "ORACULO_BROKER_PREFIX", "ORACULO_PIPELINES", "ORACULO_LOG_LEVEL"} <= said.keys()
+    assert load_settings(said, nothing_set) == load_settings({}, nothing_set)
 
 
 def test_the_layers_are_drawn_as_import_linter_holds_them(tmp_path: Path) -> None:

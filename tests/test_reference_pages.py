@@ -59,8 +59,8 @@ async def test_the_page_of_http_has_every_call_parameter_and_header(tmp_path: Pa
     asked = {
         (given["in"], given["name"]) for operation in operations.values() for given in operation.get("parameters", ())
     }
-    told = {name.partition("=")[0].removesuffix(": wait") for name in names(text)}
-    assert {name for place, name in asked if place != "path"} <= told
+    said = {name.partition("=")[0].removesuffix(": wait") for name in names(text)}
+    assert {name for place, name in asked if place != "path"} <= said
 
 
 def test_the_page_of_http_has_every_field_of_requests_and_answers() -> None:
@@ -71,8 +71,8 @@ def test_the_page_of_http_has_every_field_of_requests_and_answers() -> None:
         for field in _fields(COMPONENTS[schema])
     }
     fields |= {field for schema in ("CartasMortas", "Reenvio", "Pipelines") for field in _fields(COMPONENTS[schema])}
-    told = {word for name in names(text) for word in re.findall(r"\w+", name)}
-    assert fields <= told
+    said = {word for name in names(text) for word in re.findall(r"\w+", name)}
+    assert fields <= said
 
 
 def _fields(schema: dict[str, Any]) -> set[str]:
@@ -86,8 +86,8 @@ def test_the_page_of_problems_has_every_type_with_its_status() -> None:
     statuses = {int(status) for status in re.findall(r"(?:HTTPException|refuse)\((\d{3})", code)}
     raised = {(HTTPStatus(status).phrase.lower().replace(" ", "-"), status) for status in {*statuses, 405}}
     kinds = {(slug, status) for _, status, slug, _ in _KINDS}
-    told = {(cells[0].strip("`"), int(cells[1])) for cells in rows(page("problem-types")) if cells[1].isdigit()}
-    assert told == raised | kinds | {("service-unavailable", 503), ("no-thread", 503)}
+    said = {(cells[0].strip("`"), int(cells[1])) for cells in rows(page("problem-types")) if cells[1].isdigit()}
+    assert said == raised | kinds | {("service-unavailable", 503), ("no-thread", 503)}
 
 
 # -- messages, pipelines, history -------------------------------------------------------------------------------------

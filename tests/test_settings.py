@@ -176,7 +176,7 @@ def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
         load_settings({}, tmp_path)
 
 
-def test_what_is_not_toml_is_told_with_its_line() -> None:
+def test_what_is_not_toml_is_reported_with_its_line() -> None:
     assert "line 2" in faults_of("pipelines = 'x'\n[broker\n")["oraculo.toml"]
 
 
@@ -193,13 +193,13 @@ def test_a_byte_order_mark_is_passed_over() -> None:
     ],
     ids=["a number", "a list"],
 )
-def test_what_no_toml_reader_takes_is_told(toml: str, says: str) -> None:
+def test_what_no_toml_reader_takes_is_reported(toml: str, says: str) -> None:
     Path("oraculo.toml").write_text(toml)
     with pytest.raises(InvalidSettings, match=f"oraculo.toml: .*{says}"):
         load_settings({})
 
 
-def test_what_is_not_utf8_is_told() -> None:
+def test_what_is_not_utf8_is_reported() -> None:
     Path("oraculo.toml").write_bytes(b"pipelines = '\xff'")
     with pytest.raises(InvalidSettings, match="is not UTF-8: byte 13 is 0xff"):
         load_settings({})
@@ -324,7 +324,7 @@ def test_two_names_of_one_setting_must_agree() -> None:
     assert load_settings({"ORACULO_PREFIX": "a", "ORACULO_BROKER_PREFIX": "a"}).broker.prefix == "a"
 
 
-def test_all_faults_are_told_at_once() -> None:
+def test_all_faults_are_reported_at_once() -> None:
     faults = faults_of("x = 1\nengine.batch = 0\nrotas.a = []", ORACULO_API_PORT="x", ORACULO_LOG_LEVLE="info")
     assert len(faults) == 5
 

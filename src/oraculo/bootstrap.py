@@ -13,13 +13,13 @@ from urllib.parse import unquote
 
 import structlog
 
-from oraculo.bridges.outlook import SparingOutlook
+from oraculo.bridges.foreign_queues import SparingForeignQueues
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.liveness import LivenessBroker
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.loopback import is_loopback
 from oraculo.errors import Fault, InvalidSettings, how_to_add
-from oraculo.ports.bridge import Outlook, RunningBridge, RunStarter
+from oraculo.ports.bridge import ForeignQueues, RunningBridge, RunStarter
 from oraculo.ports.broker_admin import FullBroker
 from oraculo.ports.clock import Clock, Entropy, SystemClock, SystemEntropy
 from oraculo.ports.objects import Objects
@@ -261,19 +261,19 @@ def make_bridges(
     return made
 
 
-def make_outlooks(settings: Settings) -> list[Outlook]:
-    """Return outlooks on the bridged systems, for a process without bridges. A missing client is only logged."""
-    made: list[Outlook] = []
+def make_foreign_queues(settings: Settings) -> list[ForeignQueues]:
+    """Return foreign_queues on the bridged systems, for a process without bridges. A missing client is only logged."""
+    made: list[ForeignQueues] = []
     if settings.celery.broker_url:
         with _log_if_missing("celery"):
-            from oraculo.bridges.celery import CeleryOutlook
+            from oraculo.bridges.celery import CeleryQueues
 
-            made.append(SparingOutlook(CeleryOutlook(settings.celery)))
+            made.append(SparingForeignQueues(CeleryQueues(settings.celery)))
     if settings.bullmq.url:
         with _log_if_missing("bullmq"):
-            from oraculo.bridges.bullmq import BullmqOutlook
+            from oraculo.bridges.bullmq import BullmqQueues
 
-            made.append(SparingOutlook(BullmqOutlook(settings.bullmq)))
+            made.append(SparingForeignQueues(BullmqQueues(settings.bullmq)))
     return made
 
 
@@ -311,7 +311,7 @@ def build(settings: Settings, role: "Role | None" = None) -> System:
         telemetry=telemetry,
         name=f"{socket.gethostname()}:{os.getpid()}:{entropy.new_id()[-8:]}",
         role=role,
-        outlooks=make_outlooks(settings) if role is Role.FRONT else (),
+        foreign_queues=make_foreign_queues(settings) if role is Role.FRONT else (),
         must_be_alone=not broker.capabilities.shared and not isinstance(store, SqliteStore),  # whose file has a lock
     )
     operations = Operations(engine)

@@ -28,7 +28,7 @@ from oraculo.wire.message import Message, decode_message, encode_message
 SETTINGS = Settings(runs=RunSettings(max_attempts=1))
 
 
-class Told:
+class Records:
     """Telemetry that a test can wait on."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Told:
 
 class Service:
     def __init__(self, folder: Path, settings: Settings = SETTINGS) -> None:
-        self.told = Told()
+        self.records = Records()
         self.file = str(folder / "oraculo.db")
         self.broker = MemoryBroker(clock=SystemClock())
         self.engine = Engine(
@@ -62,7 +62,7 @@ class Service:
             SqliteStore(self.file),
             clock=SystemClock(),
             entropy=SystemEntropy(),
-            telemetry=self.told,
+            telemetry=self.records,
             objects=FolderObjects(folder / "objects"),
             post=_accepted,
         )

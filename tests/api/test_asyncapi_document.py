@@ -50,7 +50,7 @@ def document(
 FULL = document(VIDEO, urls=(RABBITMQ, REDIS, NATS), prefix="px.")
 
 
-def test_a_route_that_goes_over_a_bridge_is_told_at_the_queue_of_the_bridge() -> None:
+def test_a_route_that_goes_over_a_bridge_is_reported_at_the_queue_of_the_bridge() -> None:
     made = document(routes={"loja": ("celery://loja.precos", "celery://loja.anuncio")})
     assert not [channel for channel in made["channels"] if "loja" in channel]
     assert made["channels"]["ponte-celery"]["description"].count("- route `loja`") == 1
@@ -83,7 +83,7 @@ def test_it_is_valid_by_the_official_schema(made: dict[str, Any]) -> None:
         (("components", "correlationIds", "orquestracao", "location"), "correlation_id"),
     ],
 )
-def test_the_official_schema_would_tell(place: tuple[str, ...], wrong: str) -> None:
+def test_the_official_schema_would_refuse(place: tuple[str, ...], wrong: str) -> None:
     broken = json.loads(json.dumps(FULL))
     within = broken
     for key in place[:-1]:
@@ -119,7 +119,7 @@ def test_every_reference_leads_somewhere(made: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("made", DOCUMENTS.values(), ids=DOCUMENTS)
-def test_what_the_official_schema_cannot_tell(made: dict[str, Any]) -> None:
+def test_what_the_official_schema_cannot_check(made: dict[str, Any]) -> None:
     """The rules of the specification's text about operations and replies."""
     for operation in made["operations"].values():
         ends = [operation, operation["reply"]] if "reply" in operation else [operation]
@@ -168,7 +168,7 @@ def ends(operation: str) -> tuple[str, str, str | None, list[str]]:
     return found["action"], found["channel"]["$ref"][11:], reply["channel"]["$ref"][11:] or None, replies
 
 
-def test_operations_are_told_from_the_orchestrators_side() -> None:
+def test_operations_are_reported_from_the_orchestrators_side() -> None:
     assert ends("receber_pedidos") == ("receive", "orquestrador", "resposta", ["orquestracao_concluida"])
     assert ends("receber_resultados") == ("receive", "resultados", None, [])
     assert ends("entregar_agregado") == ("send", "resposta", None, [])
@@ -211,23 +211,23 @@ def test_a_queue_that_is_called_like_our_reply_channel_has_its_own() -> None:
 # -- who uses a queue -------------------------------------------------------------------------------------------------
 
 
-def test_a_channel_tells_which_routes_and_steps_use_it() -> None:
-    told = {name: channel["description"] for name, channel in FULL["channels"].items()}
-    assert "- route `coleta_completa`" in told["escavador_youtube"]
-    assert '- pipeline `video`, step `PROMOTIONAL_VIDEO`, config `{"duration":30}`' in told["video-queue"].splitlines()
-    assert "- pipeline `video`, step `de novo`" in told["video-queue"].splitlines()
-    assert "ENHANCED_IMAGES" not in told["video-queue"]
+def test_a_channel_shows_which_routes_and_steps_use_it() -> None:
+    said = {name: channel["description"] for name, channel in FULL["channels"].items()}
+    assert "- route `coleta_completa`" in said["escavador_youtube"]
+    assert '- pipeline `video`, step `PROMOTIONAL_VIDEO`, config `{"duration":30}`' in said["video-queue"].splitlines()
+    assert "- pipeline `video`, step `de novo`" in said["video-queue"].splitlines()
+    assert "ENHANCED_IMAGES" not in said["video-queue"]
 
 
-def test_a_description_is_bounded_and_tells_how_much_it_leaves_out() -> None:
+def test_a_description_is_bounded_and_shows_how_much_it_leaves_out() -> None:
     steps: list[Any] = [{"id": str(number), "queue": "q"} for number in range(MAX_USES + 7)]
     steps[0]["config"] = {"text": "x" * 10_000}
-    told = document(pipeline(*steps), routes={})["channels"]["q"]["description"]
-    assert told.count("- pipeline") == MAX_USES
-    assert told.endswith("- and 7 more")
-    assert "x" * (MAX_CONFIG - 20) in told
-    assert "…" in told
-    assert len(told) < 10_000
+    said = document(pipeline(*steps), routes={})["channels"]["q"]["description"]
+    assert said.count("- pipeline") == MAX_USES
+    assert said.endswith("- and 7 more")
+    assert "x" * (MAX_CONFIG - 20) in said
+    assert "…" in said
+    assert len(said) < 10_000
 
 
 def test_backticks_do_not_end_the_code_that_they_are_in() -> None:
@@ -310,7 +310,7 @@ def test_rabbitmq_has_bindings_and_the_others_have_none() -> None:
         (("amqp://a/x", "amqp://b/y"), None),
     ],
 )
-def test_the_virtual_host_is_told_where_there_is_one(urls: tuple[str, ...], vhost: str | None) -> None:
+def test_the_virtual_host_is_reported_where_there_is_one(urls: tuple[str, ...], vhost: str | None) -> None:
     binding = document(urls=urls)["channels"]["resultados"]["bindings"]["amqp"]
     assert binding["queue"].get("vhost") == vhost
 
@@ -340,8 +340,8 @@ def message(event: str, payload: Any, **more: Any) -> dict[str, Any]:
 
 EXAMPLES = [
     (event, example["payload"])
-    for event, told in FULL["components"]["messages"].items()
-    for example in told.get("examples", ())
+    for event, said in FULL["components"]["messages"].items()
+    for example in said.get("examples", ())
 ]
 
 

@@ -193,7 +193,7 @@ async def test_a_body_whose_rest_does_not_come_is_not_waited_for(
     assert await service.runs() == []
 
 
-def test_a_client_amid_its_body_is_told_that_the_server_stops(tmp_path: Path) -> None:
+def test_a_client_amid_its_body_learns_that_the_server_stops(tmp_path: Path) -> None:
     with live(tmp_path) as served:
         place = served.url.removeprefix("http://").split(":")
         with socket.create_connection((place[0], int(place[1])), timeout=20) as client:
@@ -229,12 +229,12 @@ async def test_a_bad_query_is_refused(service: Service, query: dict[str, Any], f
     assert_problem(await service.client.get("/orquestracoes", params=query), 422, field)
 
 
-async def test_a_long_text_is_told_how_long_it_may_be(service: Service) -> None:
+async def test_a_long_text_learns_how_long_it_may_be(service: Service) -> None:
     reply = await service.client.get("/orquestracoes", params={"q": "x" * 129})
     assert_problem(reply, 422, "q", "q: must have at most 128 characters")
 
 
-async def test_a_wrong_status_is_told_the_right_ones(service: Service) -> None:
+async def test_a_wrong_status_gets_the_right_ones(service: Service) -> None:
     reply = await service.client.get("/orquestracoes", params={"status": "pronta"})
     assert_problem(
         reply, 422, "status", "em_execucao", "concluida", "parcial", "'erro'", "timeout", "cancelada", "must be"

@@ -22,7 +22,7 @@ LIVE = {"Accept": "text/event-stream"}
 
 
 def parsed(text: str) -> list[dict[str, Any]]:
-    """The events of a stream, as an EventSource would tell them."""
+    """The events of a stream, as an EventSource would report them."""
     found = []
     for block in text.strip().split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.split("\n") if not line.startswith(":"))
@@ -76,16 +76,16 @@ async def test_a_bad_page_is_refused(service: Service, query: str) -> None:
     assert_problem(reply, 422, query.partition("=")[0])
 
 
-async def test_the_stream_of_an_ended_run_tells_all_and_ends(service: Service) -> None:
+async def test_the_stream_of_an_ended_run_shows_all_and_ends(service: Service) -> None:
     run_id = await ended_run(service)
     path = f"/orquestracoes/{run_id}/eventos"
     page = (await service.client.get(path)).json()["eventos"]
     reply = await service.client.get(path, headers=LIVE)
     assert reply.headers["content-type"].startswith("text/event-stream")
-    *told, end = parsed(reply.text)
-    assert [event["data"] for event in told] == page
-    assert [event["id"] for event in told] == [str(entry["seq"]) for entry in page]
-    assert [event["event"] for event in told] == [entry["evento"] for entry in page]
+    *said, end = parsed(reply.text)
+    assert [event["data"] for event in said] == page
+    assert [event["id"] for event in said] == [str(entry["seq"]) for entry in page]
+    assert [event["event"] for event in said] == [entry["evento"] for entry in page]
     assert end == {"event": "fim", "data": {"correlation_id": run_id, "status": "concluida"}}
 
 
@@ -128,7 +128,7 @@ async def test_the_stream_of_an_unknown_run_is_not_found(service: Service) -> No
     assert_problem(await service.client.get("/orquestracoes/nada/eventos", headers=LIVE), 404)
 
 
-async def test_an_open_run_is_told_as_it_goes(service: Service) -> None:
+async def test_an_open_run_is_reported_as_it_goes(service: Service) -> None:
     run_id = await service.start_run(destinos=["escavador_x"])
     async with Exchange(service.app, "GET", f"/orquestracoes/{run_id}/eventos", LIVE) as exchange:
         assert "orquestracao_iniciada" in await exchange.next_chunk()
@@ -164,7 +164,7 @@ async def test_a_stream_reads_and_keeps_nothing_of_its_run_but_the_history(
 
 
 @pytest.mark.parametrize("is_waited_for", [True, False])
-async def test_a_store_that_is_lost_under_a_stream_is_told_to_its_reader_or_to_nobody(
+async def test_a_store_that_is_lost_under_a_stream_is_asked_to_its_reader_or_to_nobody(
     is_waited_for: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unheard: list[dict[str, Any]] = []

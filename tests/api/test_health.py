@@ -48,7 +48,7 @@ async def test_before_the_start_nothing_is_taken(tmp_path: Path) -> None:
         assert int(reply.headers["retry-after"]) > 0
 
 
-async def test_metrics_tell_of_runs_and_queues(service: Service) -> None:
+async def test_metrics_show_runs_and_queues(service: Service) -> None:
     await service.start_run(destinos=["escavador_x"])
     await service.bury("fila_x", b"{}")
     reply = await service.client.get("/metrics")
@@ -65,7 +65,7 @@ async def test_metrics_are_there_beside_a_run_that_a_newer_version_wrote(service
     assert 'oraculo_runs{status="em_execucao"} 1.0' in reply.text
 
 
-async def test_metrics_tell_of_our_own_queues_however_many_strangers_there_are(service: Service) -> None:
+async def test_metrics_show_our_own_queues_however_many_strangers_there_are(service: Service) -> None:
     for number in range(MAX_QUEUES):
         await service.bury(f"resp-{number}", b"{}")
     await service.client.put("/pipelines/novo", json={"steps": [{"type": "executador_novo"}]})
@@ -84,7 +84,7 @@ async def test_metrics_are_there_without_the_broker(service: Service) -> None:
     assert "fila_x" not in reply.text  # old numbers would look like new ones
 
 
-async def test_metrics_tell_how_many_engines_are_alive_now(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metrics_show_how_many_engines_are_alive_now(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     async def away(_since: float) -> list[str]:
         raise StoreUnavailable("away")
 
@@ -98,7 +98,7 @@ async def test_metrics_tell_how_many_engines_are_alive_now(service: Service, mon
     assert "\noraculo_engines " not in (await service.client.get("/metrics")).text, "nobody knows"
 
 
-async def test_metrics_tell_nothing_old_of_the_runs_while_the_store_is_away(
+async def test_metrics_show_nothing_old_of_the_runs_while_the_store_is_away(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away() -> dict[RunStatus, int]:
@@ -106,12 +106,12 @@ async def test_metrics_tell_nothing_old_of_the_runs_while_the_store_is_away(
 
     assert "\noraculo_runs{" in (await service.client.get("/metrics")).text
     monkeypatch.setattr(service.engine.store, "census", away)
-    told = (await service.client.get("/metrics")).text
-    assert "\noraculo_runs{" not in told, "nobody knows"
-    assert "oraculo_runs_started_total" in told
+    said = (await service.client.get("/metrics")).text
+    assert "\noraculo_runs{" not in said, "nobody knows"
+    assert "oraculo_runs_started_total" in said
 
 
-async def test_metrics_tell_no_number_of_dead_letters_while_one_of_several_brokers_is_away(
+async def test_metrics_show_no_number_of_dead_letters_while_one_of_several_brokers_is_away(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own are in none, and a number that falls would end an alert."""
@@ -121,14 +121,14 @@ async def test_metrics_tell_no_number_of_dead_letters_while_one_of_several_broke
     letters, ready = 'oraculo_queue_dead_letters{queue="fila_x"} 1.0', 'oraculo_queue_ready{queue="fila_x"} 0.0'
     assert letters in (await service.client.get("/metrics")).text
     links[0] = BrokerStatus("rabbitmq", "refused")
-    told = (await service.client.get("/metrics")).text
-    assert "oraculo_queue_dead_letters{" not in told
-    assert ready in told, "of the work that the others have"
+    said = (await service.client.get("/metrics")).text
+    assert "oraculo_queue_dead_letters{" not in said
+    assert ready in said, "of the work that the others have"
     links[0] = BrokerStatus("rabbitmq", None)
     assert letters in (await service.client.get("/metrics")).text
 
 
-async def test_metrics_tell_no_number_of_dead_letters_when_a_broker_comes_back_while_they_are_counted(
+async def test_metrics_show_no_number_of_dead_letters_when_a_broker_comes_back_while_they_are_counted(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await service.bury("fila_x", b"{}")
@@ -141,12 +141,12 @@ async def test_metrics_tell_no_number_of_dead_letters_when_a_broker_comes_back_w
         return counted
 
     monkeypatch.setattr(service.broker, "queues", queues)
-    told = (await service.client.get("/metrics")).text
-    assert "oraculo_queue_dead_letters{" not in told
-    assert 'oraculo_broker_up{broker="rabbitmq"} 1.0' in told
+    said = (await service.client.get("/metrics")).text
+    assert "oraculo_queue_dead_letters{" not in said
+    assert 'oraculo_broker_up{broker="rabbitmq"} 1.0' in said
 
 
-async def test_metrics_tell_what_the_only_broker_has_though_it_takes_nothing(
+async def test_metrics_show_what_the_only_broker_has_though_it_takes_nothing(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await service.bury("fila_x", b"{}")
@@ -227,7 +227,7 @@ async def test_a_system_without_room_for_threads_is_asked_again_later(
     assert (await service.client.request(method, path, content=body)).is_success
 
 
-async def test_one_broker_of_several_that_is_away_is_told_and_work_goes_on(
+async def test_one_broker_of_several_that_is_away_is_reported_and_work_goes_on(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     links = [BrokerStatus("rabbitmq", "refused"), BrokerStatus("redis", None)]
@@ -237,12 +237,12 @@ async def test_one_broker_of_several_that_is_away_is_told_and_work_goes_on(
     assert reply.json()["status"] == "degradado"
     assert reply.json()["partes"]["broker rabbitmq"] == {"ok": False, "problema": "refused"}
     assert reply.json()["partes"]["broker redis"] == {"ok": True, "problema": None}
-    told = (await service.client.get("/filas")).json()["brokers"]
-    assert told[0] == {"nome": "rabbitmq", "ok": False, "problema": "refused", "filas_surdas": []}
+    said = (await service.client.get("/filas")).json()["brokers"]
+    assert said[0] == {"nome": "rabbitmq", "ok": False, "problema": "refused", "filas_surdas": []}
     monkeypatch.setattr(service.operations._engine.names, "prefix", "loja.")
     links[0] = BrokerStatus("rabbitmq", None, deaf=("loja.resultados",))
-    told = (await service.client.get("/filas")).json()["brokers"]
-    assert told[0]["filas_surdas"] == ["resultados"]
+    said = (await service.client.get("/filas")).json()["brokers"]
+    assert said[0]["filas_surdas"] == ["resultados"]
     links[0] = BrokerStatus("rabbitmq", "refused")
     metrics = (await service.client.get("/metrics")).text
     assert 'oraculo_broker_up{broker="rabbitmq"} 0.0' in metrics

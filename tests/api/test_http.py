@@ -23,7 +23,7 @@ async def test_an_unknown_address_is_a_problem(service: Service) -> None:
 
 
 @pytest.mark.parametrize("path", ["/orquestracoes/", "/pipelines/", "/filas/x/dlq/", "/health/"])
-async def test_a_slash_too_many_is_told(path: str, service: Service) -> None:
+async def test_a_slash_too_many_is_reported(path: str, service: Service) -> None:
     assert_problem(await service.client.post(path), 404, None, "without the slash at its end there is")
 
 
@@ -46,7 +46,7 @@ async def test_a_slash_that_is_not_all_that_is_wrong(service: Service) -> None:
         ("POST", "/swagger/swagger-ui.css", "GET, HEAD, OPTIONS"),
     ],
 )
-async def test_a_wrong_method_is_told_the_right_ones(service: Service, method: str, path: str, allowed: str) -> None:
+async def test_a_wrong_method_gets_the_right_ones(service: Service, method: str, path: str, allowed: str) -> None:
     reply = await service.client.request(method, path)
     assert reply.status_code == 405
     assert reply.headers["allow"] == allowed
@@ -173,7 +173,7 @@ async def test_the_document_has_every_call(service: Service) -> None:
     assert "securitySchemes" not in document["components"]
 
 
-async def test_the_document_tells_of_keys_when_there_are_some(tmp_path: Path) -> None:
+async def test_the_document_shows_keys_when_there_are_some(tmp_path: Path) -> None:
     async with running(tmp_path, WITH_KEYS) as service:
         document = service.app.openapi()
     assert set(document["components"]["securitySchemes"]) == {"bearer", "api_key"}

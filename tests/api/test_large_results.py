@@ -75,7 +75,7 @@ async def test_one_result_after_the_other_reads_the_run_at_most_once(
         assert reads == 1
 
 
-async def test_ids_with_slashes_are_told_from_the_word_between_them(service: Service) -> None:
+async def test_ids_with_slashes_are_distinct_from_the_word_between_them(service: Service) -> None:
     await large_run(service, "a/b", "t/u")
     for path in ("a%2Fb/resultados/t%2Fu", "a/b/resultados/t%2Fu"):
         reply = await service.client.get(f"/orquestracoes/{path}")

@@ -128,10 +128,10 @@ async def test_a_history_that_a_newer_version_wrote_is_refused_with_what_to_do(s
 
 async def test_an_explanation_is_one_sentence(service: Service) -> None:
     run_id = await service.start_run(destinos=["escavador_x"])
-    told = (await service.client.get(f"/orquestracoes/{run_id}/explicacao")).json()
-    assert told["correlation_id"] == run_id
-    assert told["status"] == "em_execucao"
-    assert "escavador_x" in told["explicacao"]
+    said = (await service.client.get(f"/orquestracoes/{run_id}/explicacao")).json()
+    assert said["correlation_id"] == run_id
+    assert said["status"] == "em_execucao"
+    assert "escavador_x" in said["explicacao"]
 
 
 async def test_an_explanation_reads_the_run_once(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

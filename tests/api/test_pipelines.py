@@ -189,7 +189,7 @@ async def test_one_is_deleted_but_a_built_in_one_is_not(service: Service) -> Non
     assert_problem(await service.client.delete("/pipelines/coleta-execucao"), 409, None, "built in")
 
 
-async def test_of_those_who_delete_one_at_once_all_but_one_are_told_that_it_is_gone(service: Service) -> None:
+async def test_of_those_who_delete_one_at_once_all_but_one_learn_that_it_is_gone(service: Service) -> None:
     await service.client.put("/pipelines/meu", content=YAML, headers=AS_YAML)
     replies = await asyncio.gather(*(service.client.delete("/pipelines/meu") for _ in range(5)))
     done, *others = sorted(replies, key=lambda reply: reply.status_code)
@@ -217,7 +217,7 @@ async def test_one_that_another_engine_deletes_at_the_same_time_is_gone_and_no_f
 async def test_what_was_read_before_a_change_does_not_undo_it(
     service: Service, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    """Every process looks now and then what others put, also while it is told something newer."""
+    """Every process looks now and then what others put, also while it learns something newer."""
     old = (await service.client.put("/pipelines/meu", json={"steps": [{"type": "velho"}]})).json()
     pipelines, has_read, may_go_on = service.engine.store.pipelines, asyncio.Event(), asyncio.Event()
 
@@ -244,7 +244,7 @@ async def test_what_was_read_before_a_change_does_not_undo_it(
     assert shown.json().get("hash") != old["hash"]
 
 
-async def test_whoever_waits_too_long_for_those_before_is_told_that_the_store_is_away(
+async def test_whoever_waits_too_long_for_those_before_learns_that_the_store_is_away(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each may take as long as a frozen store lets it, one after the other."""
@@ -256,7 +256,7 @@ async def test_whoever_waits_too_long_for_those_before_is_told_that_the_store_is
     assert (await service.client.put("/pipelines/meu", content=YAML, headers=AS_YAML)).status_code == 201
 
 
-async def test_an_unknown_one_is_told_the_nearest(service: Service) -> None:
+async def test_an_unknown_one_gets_the_nearest(service: Service) -> None:
     assert_problem(await service.client.get("/pipelines/coleta-execusao"), 404, None, "'coleta-execucao'")
 
 
@@ -271,20 +271,22 @@ async def put_by_a_newer_version(service: Service, name: str) -> None:
 
 async def test_one_that_a_newer_version_put_holds_up_no_other(service: Service) -> None:
     await put_by_a_newer_version(service, "estranho")
-    told = await service.told.of(LoopFailed)
-    assert isinstance(told, LoopFailed)
-    assert told.duty == "pipelines"
-    assert told.reason.startswith("'estranho'")
+    said = await service.records.of(LoopFailed)
+    assert isinstance(said, LoopFailed)
+    assert said.duty == "pipelines"
+    assert said.reason.startswith("'estranho'")
     assert (await service.client.put("/pipelines/meu", content=YAML, headers=AS_YAML)).status_code == 201
     await service.start_run(pipeline="meu")
     listed = (await service.client.get("/pipelines")).json()["pipelines"]
     assert {"meu"} == {one["name"] for one in listed if one["origem"] == "api"}
     assert (await service.client.delete("/pipelines/meu")).status_code == 204
-    assert not [record for record in service.told._records if isinstance(record, LoopFailed)], "it was told before"
+    assert not [record for record in service.records._records if isinstance(record, LoopFailed)], (
+        "it was reported before"
+    )
 
 
 @pytest.mark.parametrize("name", ["estranho", "coleta-execucao"])
-async def test_whoever_asks_for_one_that_a_newer_version_put_is_told_so(service: Service, name: str) -> None:
+async def test_whoever_asks_for_one_that_a_newer_version_put_learns_so(service: Service, name: str) -> None:
     await put_by_a_newer_version(service, name)
     shown = await service.client.get(f"/pipelines/{name}")
     started = await service.client.post("/orquestracoes", json={"pipeline": name})

@@ -43,7 +43,7 @@ async def test_what_probes_scrapers_and_browsers_ask_for_comes_whatever_they_add
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "said"),
     [
         ("/orquestracoes?limt=3", ("limt", "is not a known parameter; did you mean 'limit'?")),
         ("/orquestracoes?estado=erro", ("estado", "is not a known parameter; did you mean 'desde'?")),
@@ -55,8 +55,8 @@ async def test_what_probes_scrapers_and_browsers_ask_for_comes_whatever_they_add
         ("/filas?limit=3", ("limit", "is not a known parameter; this call takes none")),
     ],
 )
-async def test_the_parameter_that_may_be_meant_is_named(path: str, told: tuple[str, str], service: Service) -> None:
-    assert faults_of(await service.client.get(path)) == [told]
+async def test_the_parameter_that_may_be_meant_is_named(path: str, said: tuple[str, str], service: Service) -> None:
+    assert faults_of(await service.client.get(path)) == [said]
 
 
 async def test_an_empty_query_is_none(service: Service) -> None:

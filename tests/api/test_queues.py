@@ -31,7 +31,7 @@ async def letters(service: Service, queue: str = "fila_x", **query: Any) -> dict
     return page
 
 
-async def test_queues_tell_their_depth_and_consumers(service: Service) -> None:
+async def test_queues_show_their_depth_and_consumers(service: Service) -> None:
     await service.bury("fila_x", b"{}")
     queues = {queue["fila"]: queue for queue in (await service.client.get("/filas")).json()["filas"]}
     assert list(queues) == sorted(queues)
@@ -46,7 +46,7 @@ async def test_queues_tell_their_depth_and_consumers(service: Service) -> None:
     assert queues["resultados"]["consumidores"] == 1
 
 
-async def test_what_the_broker_does_not_tell_is_null(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_the_broker_does_not_say_is_null(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """As what workers hold on RabbitMQ."""
 
     async def queues(_names: Sequence[str] | None = None) -> list[QueueState]:
@@ -56,8 +56,8 @@ async def test_what_the_broker_does_not_tell_is_null(service: Service, monkeypat
     (shown,) = (await service.client.get("/filas")).json()["filas"]
     assert (shown["em_processamento"], shown["consumidores"]) == (None, 1)
     document = (await service.client.get("/openapi.json")).json()
-    told = document["components"]["schemas"]["Filas"]["properties"]["filas"]["items"]["properties"]
-    assert {"type": "null"} in told["em_processamento"]["anyOf"]
+    said = document["components"]["schemas"]["Filas"]["properties"]["filas"]["items"]["properties"]
+    assert {"type": "null"} in said["em_processamento"]["anyOf"]
 
 
 async def test_a_prefix_is_not_shown(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ async def test_a_prefix_is_not_shown(tmp_path: Path) -> None:
         assert b'queue="fila_x"' in (await service.client.get("/metrics")).content
 
 
-async def test_a_dead_letter_tells_why_and_what(service: Service) -> None:
+async def test_a_dead_letter_shows_why_and_what(service: Service) -> None:
     await service.bury("fila_x", json.dumps(COMMAND).encode(), "broken on purpose")
     (letter,) = (await letters(service))["mensagens"]
     assert letter["motivo"] == "broken on purpose"
@@ -98,8 +98,8 @@ async def test_a_dead_letter_whose_moment_is_not_known_has_none(
     (letter,) = (await letters(service))["mensagens"]
     assert letter["timestamp"] is None
     document = (await service.client.get("/openapi.json")).json()
-    told = document["components"]["schemas"]["CartasMortas"]["properties"]["mensagens"]["items"]["properties"]
-    assert {"type": "null"} in told["timestamp"]["anyOf"]
+    said = document["components"]["schemas"]["CartasMortas"]["properties"]["mensagens"]["items"]["properties"]
+    assert {"type": "null"} in said["timestamp"]["anyOf"]
 
 
 @pytest.mark.parametrize(
@@ -229,10 +229,10 @@ async def test_a_bad_redrive_moves_nothing(service: Service, body: bytes, status
 
 async def test_the_command_of_a_failed_task_reopens_its_run(service: Service) -> None:
     run_id = await service.start_run(destinos=["escavador_x"])
-    await service.told.of(CommandsPublished)
+    await service.records.of(CommandsPublished)
     await service.answer("escavador_x", {"status": "erro", "erros": ["fora do ar"]})
     assert (await service.ended(run_id))["status"] == "erro"
-    await service.told.of(DeadLettered)
+    await service.records.of(DeadLettered)
     (letter,) = (await letters(service, "escavador_x"))["mensagens"]
     assert letter["correlation_id"] == run_id
     assert letter["tarefa"] == "escavador_x"
@@ -244,10 +244,10 @@ async def test_the_command_of_a_failed_task_reopens_its_run(service: Service) ->
 
 async def failed_run(service: Service) -> str:
     run_id = await service.start_run(destinos=["escavador_x"])
-    await service.told.of(CommandsPublished)
+    await service.records.of(CommandsPublished)
     await service.answer("escavador_x", {"status": "erro", "erros": ["fora do ar"]})
     await service.ended(run_id)
-    await service.told.of(DeadLettered)
+    await service.records.of(DeadLettered)
     return run_id
 
 
@@ -264,7 +264,7 @@ async def test_the_command_of_a_run_that_a_newer_version_wrote_stays_and_holds_u
     assert (await service.client.delete(f"/filas/escavador_x/dlq/{left['id']}")).status_code == 204
 
 
-async def test_whoever_names_the_command_of_a_run_that_a_newer_version_wrote_is_told_once_the_others_are_done(
+async def test_whoever_names_the_command_of_a_run_that_a_newer_version_wrote_is_reported_once_the_others_are_done(
     service: Service,
 ) -> None:
     runs = [await failed_run(service) for _ in range(2)]
@@ -318,7 +318,7 @@ REFUSED = "fila_x holds something under that name that is not a stream"
         ("DELETE", "/filas/fila_x/dlq/1", "/filas/{fila}/dlq/{letter_id}"),
     ],
 )
-async def test_a_refusal_of_the_broker_is_told_in_its_words(
+async def test_a_refusal_of_the_broker_is_reported_in_its_words(
     service: Service, monkeypatch: pytest.MonkeyPatch, method: str, path: str, described: str
 ) -> None:
     async def refuse(_names: Sequence[str] | None = None) -> Sequence[QueueState]:
@@ -331,7 +331,7 @@ async def test_a_refusal_of_the_broker_is_told_in_its_words(
     assert "502" in document["paths"][described][method.lower()]["responses"]
 
 
-async def test_a_full_queue_is_not_told_as_a_broker_that_cannot_be_reached(
+async def test_a_full_queue_is_not_reported_as_a_broker_that_cannot_be_reached(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def has_no_room(*_: object) -> int:

@@ -1,4 +1,4 @@
-"""What a request is told that a stop cuts short, or that finds no thread."""
+"""The answer to a request that a stop cuts short, or that finds no thread."""
 
 import asyncio
 import threading
@@ -45,7 +45,7 @@ class Cut:
 
 
 @pytest.mark.parametrize(("method", "in_doubt"), [("GET", False), ("POST", True)])
-async def test_it_is_told_to_ask_again_and_whether_it_may_have_been_done(method: str, in_doubt: bool) -> None:
+async def test_the_answer_says_to_ask_again_and_whether_it_may_have_been_done(method: str, in_doubt: bool) -> None:
     cut = Cut(method)
     await cut.ends(is_stopping=True)
     start, body = cut.sent
@@ -61,7 +61,7 @@ async def test_a_cancellation_without_a_stop_is_left_alone(begun: bool) -> None:
     assert len(cut.sent) == begun
 
 
-async def test_a_reply_that_has_begun_as_a_live_stream_is_cut_without_a_traceback_and_is_not_told_as_complete() -> None:
+async def test_a_live_stream_is_cut_without_a_traceback_and_does_not_look_complete() -> None:
     cut = Cut("GET", begun=True)
     await cut.ends(is_stopping=True)  # whatever it raises uvicorn logs as a fault of the application
     assert [message["type"] for message in cut.sent] == ["http.response.start"]
@@ -74,7 +74,7 @@ async def test_what_is_no_request_is_cut_as_ever() -> None:
         await cut.ends(is_stopping=True)
 
 
-async def test_the_api_tells_so_once_its_engine_takes_no_more(
+async def test_the_api_shows_so_once_its_engine_takes_no_more(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut = Cut("GET")

@@ -68,7 +68,7 @@ async def order_of(broker: str, tmp_path: Path, queue: str, **settings: Any) -> 
         runs = await submit_each(stage, "celery://loja.anotar", path=str(lines))
 
         async def all_wait() -> bool:
-            beyond = await stage.bridge.beyond(Bridge("celery", "loja.anotar"))
+            beyond = await stage.bridge.state_of(Bridge("celery", "loja.anotar"))
             return beyond is not None and beyond.waiting == len(ASKED)
 
         await until(all_wait, within=20, saying="all tasks to wait")

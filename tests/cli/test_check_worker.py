@@ -99,7 +99,7 @@ with contextlib.suppress(redis.ResponseError):  # it is there already
     client.xgroup_create(queue, queue, id="0", mkstream=True)
 group = queue
 if how == "own group":
-    client.xreadgroup(queue, "w", {queue: ">"}, count=1, block=1)  # somebody reads the queue, as far as it is told
+    client.xreadgroup(queue, "w", {queue: ">"}, count=1, block=1)  # somebody reads the queue, as far as it is said
     client.xgroup_create(queue, group := "workers", id="0")
 field = "data" if how == "wrong field" else "body"
 seen = set()
@@ -153,7 +153,7 @@ while True:
                 if how != "drops garbage":
                     client.xadd(queue + ".dlq", {"body": fields[b"body"], "reason": str(error)})
                 continue
-            if how == "tells its progress":
+            if how == "reports its progress":
                 progress = answer | {"tipo_evento": "progresso", "payload": {"percentual": 50}}
                 client.xadd(target, {"body": json.dumps(progress)})
             body = "{not JSON" if how == "not JSON" else json.dumps(answer)
@@ -170,7 +170,7 @@ def all_from(case: str, state: str = "ignorada") -> dict[str, str]:
 
 # For each kind of worker: the cases that are not simply `ok`, and what the first of those must say.
 WORKERS: dict[str, tuple[dict[str, str], str]] = {
-    "tells its progress": ({}, ""),
+    "reports its progress": ({}, ""),
     "drops garbage": (DROPPED, "was dropped, or is still held: it belongs into"),
     "answers on resultados": ({"responder_em": "aviso"}, "which is allowed"),
     "no tarefa": ({"tarefa": "aviso"}, "known by its correlation_id alone"),
@@ -259,11 +259,11 @@ async def checked(settings: Settings) -> Outcome:
 
 def test_plain_workers_fail_exactly_where_they_are_bad_and_nothing_stays_behind(outcomes: dict[str, Outcome]) -> None:
     """One test, so that no two processes play all of it."""
-    for how, (odd, told) in WORKERS.items():
+    for how, (odd, said) in WORKERS.items():
         outcome = outcomes[how]
         assert outcome.states == dict.fromkeys(CASE_NAMES, "ok") | odd, (how, outcome.report)
         assert outcome.report.has_passed is not bool({"erro", "ignorada"} & set(odd.values())), how
-        assert told in outcome.detail(next((name for name in CASE_NAMES if name in odd), "command")), how
+        assert said in outcome.detail(next((name for name in CASE_NAMES if name in odd), "command")), how
         assert len(outcome.left) == 3
         assert set(outcome.left.values()) == {0}, (how, outcome.left)
     assert "without their tarefa" in outcomes["answers twice, no tarefa"].detail("once")
@@ -298,16 +298,16 @@ async def test_a_worker_that_reads_beside_a_queue_of_nats_fails_and_nothing_stay
         await ours.close()
 
 
-def test_a_failed_case_is_1_and_is_told_to_programs_and_to_people(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_failed_case_is_1_and_is_asked_to_programs_and_to_people(fleet: Fleet, tmp_path: Path) -> None:
     env = {"ORACULO_BROKER_URL": fleet.url("redis"), "ORACULO_PREFIX": f"t{uuid.uuid4().hex[:10]}."}
     arguments = ("check-worker", "--queue", QUEUE, "--timeout", "0.2")
     document, table = (run(*arguments, *more, cwd=tmp_path, env=env) for more in (("--json",), ()))
     assert (document.returncode, table.returncode) == (1, 1)
-    told = json.loads(document.stdout)
-    assert (told["fila"], told["passou"], told["avisos"]) == (QUEUE, False, [])
-    assert told["responder_em"] == f"{env['ORACULO_PREFIX']}verificacao.{QUEUE}"
-    assert told["casos"][0] == {"nome": "command", "estado": "erro", "detalhe": told["casos"][0]["detalhe"]}
-    assert "is the worker running" in told["casos"][0]["detalhe"]
+    said = json.loads(document.stdout)
+    assert (said["fila"], said["passou"], said["avisos"]) == (QUEUE, False, [])
+    assert said["responder_em"] == f"{env['ORACULO_PREFIX']}verificacao.{QUEUE}"
+    assert said["casos"][0] == {"nome": "command", "estado": "erro", "detalhe": said["casos"][0]["detalhe"]}
+    assert "is the worker running" in said["casos"][0]["detalhe"]
     [line] = table.stderr.splitlines()
     assert (table.stdout, "is the worker running" in line) == ("", True)
 
@@ -316,7 +316,7 @@ def test_a_failed_case_is_1_and_is_told_to_programs_and_to_people(fleet: Fleet, 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "url", "told"),
+    ("arguments", "url", "said"),
     [
         ((), "redis://127.0.0.1:9", "--queue"),
         (("--queue", QUEUE), "memory://", "memory:// lives inside one process"),
@@ -332,7 +332,7 @@ def test_a_failed_case_is_1_and_is_told_to_programs_and_to_people(fleet: Fleet, 
     ],
 )
 def test_bad_usage_is_one_line_and_2(
-    arguments: tuple[str, ...], url: str, told: str, monkeypatch: pytest.MonkeyPatch
+    arguments: tuple[str, ...], url: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("oraculo.telemetry.logs.configure_logging", lambda _settings: None)
     result = CliRunner().invoke(app, ["check-worker", *arguments], env={"ORACULO_BROKER_URL": url})
@@ -340,5 +340,5 @@ def test_bad_usage_is_one_line_and_2(
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
     assert line.startswith("oraculo: ")
-    assert told in line
+    assert said in line
     assert "secret" not in line

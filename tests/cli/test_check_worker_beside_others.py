@@ -131,7 +131,7 @@ async def test_what_an_engine_sends_meanwhile_and_is_still_in_work_is_no_fault(
         counted = oraculo.broker.queues
 
         async def queues(names: Sequence[str] | None = None) -> list[QueueState]:
-            unknown = {} if counts_consumers else {"consumers": None}  # as NATS tells it
+            unknown = {} if counts_consumers else {"consumers": None}  # as NATS reports it
             return [msgspec.structs.replace(state, **unknown) for state in await counted(names)]
 
         monkeypatch.setattr(oraculo.broker, "queues", queues)
@@ -144,7 +144,7 @@ async def test_what_an_engine_sends_meanwhile_and_is_still_in_work_is_no_fault(
 
 @asynccontextmanager
 async def answering_on_resultados(broker: Broker, **changes: str) -> AsyncIterator[None]:
-    """A worker that does not look at responder_em, with its answers changed as told."""
+    """A worker that does not look at responder_em, with its answers changed as said."""
     consumer = await broker.consume(QUEUE, prefetch=1)
 
     async def work() -> None:
@@ -161,7 +161,7 @@ async def answering_on_resultados(broker: Broker, **changes: str) -> AsyncIterat
     await working
 
 
-async def test_behind_an_engine_a_worker_that_ignores_responder_em_is_told_why_it_seems_silent() -> None:
+async def test_behind_an_engine_a_worker_that_ignores_responder_em_learns_why_it_seems_silent() -> None:
     async with engine() as oraculo, answering_on_resultados(oraculo.broker):
         report = await play(oraculo.broker, timeout=1.0)
         assert list(await oraculo.operations.dead_letters("resultados", limit=10)) == [], (
@@ -242,7 +242,7 @@ async def test_a_check_does_not_take_the_work_that_comes_without_a_pause(memory:
 
 
 @pytest.mark.parametrize("unacked", [None, 0])
-async def test_what_waits_is_left_to_those_who_work_where_the_broker_does_not_tell_what_is_held(
+async def test_what_waits_is_left_to_those_who_work_where_the_broker_does_not_say_what_is_held(
     memory: MemoryBroker, unacked: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check, counted, withdrawn = check_of(memory), memory.queues, list[int]()

@@ -166,7 +166,7 @@ def test_an_empty_list_is_no_error(cli: Cli) -> None:
     assert (result.exit_code, result.stdout, result.stderr) == (0, "", "no runs\n")
 
 
-def test_show_tells_the_tasks_and_what_came_of_the_run(cli: Cli) -> None:
+def test_show_shows_the_tasks_and_what_came_of_the_run(cli: Cli) -> None:
     run_id = cli.json("submit", "--pipeline", "voice-over-only", "--wait", "20")["correlation_id"]
     said = cli.ok("runs", "show", run_id)
     assert " concluida: 2 of 2" in said
@@ -202,7 +202,7 @@ def test_retry_runs_what_failed_again(cli: Cli) -> None:
 # -- watch -----------------------------------------------------------------------------------------------------------
 
 
-def test_watch_tells_each_event_in_a_line_until_the_end(cli: Cli) -> None:
+def test_watch_shows_each_event_in_a_line_until_the_end(cli: Cli) -> None:
     run_id = cli.submitted("--pipeline", "promotional-video-full")
     lines = cli.ok("runs", "watch", run_id).splitlines()
     assert "orquestracao_iniciada" in lines[0]
@@ -211,7 +211,7 @@ def test_watch_tells_each_event_in_a_line_until_the_end(cli: Cli) -> None:
     assert lines[-1].startswith(f"run {run_id} concluida: 5 of 5")
 
 
-def test_watch_of_an_ended_run_tells_it_again_and_its_status_is_the_exit_status(cli: Cli) -> None:
+def test_watch_of_an_ended_run_shows_it_again_and_its_status_is_the_exit_status(cli: Cli) -> None:
     payload = '{"simular": {"falhar": true, "fila": "escavador_blog"}}'
     result = cli("submit", "--tipo", "coleta_completa", "--payload", payload, "--wait", "20", "--json")
     watched = cli("runs", "watch", json.loads(result.stdout)["correlation_id"])
@@ -276,7 +276,7 @@ def one_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
         yield Cli(server.url)
 
 
-def test_that_a_broker_is_away_whose_dead_letters_are_not_listed_is_told(one_away: Cli) -> None:
+def test_that_a_broker_is_away_whose_dead_letters_are_not_listed_is_reported(one_away: Cli) -> None:
     away = "broker rabbitmq is away: its dead letters are not listed"
     for queue, empty in (((), "no dead letters"), (("fila_x",), "queue fila_x has no dead letters")):
         result = one_away("dlq", "list", *queue)
@@ -297,7 +297,7 @@ def test_the_only_broker_is_not_said_to_be_away_though_it_takes_nothing(
     assert (result.exit_code, result.stderr) == (0, "")
 
 
-def test_that_a_broker_is_away_whose_dead_letters_are_not_sent_again_is_told(one_away: Cli) -> None:
+def test_that_a_broker_is_away_whose_dead_letters_are_not_sent_again_is_reported(one_away: Cli) -> None:
     result = one_away("dlq", "redrive", "fila_x")
     assert (result.exit_code, result.stdout.count("0 tasks opened again")) == (0, 1)
     assert result.stderr.splitlines() == ["broker rabbitmq is away: its dead letters are not sent again"]

@@ -51,7 +51,7 @@ def test_a_broken_store_is_an_error_and_1(tmp_path: Path) -> None:
     assert "ORACULO_STORE_URL" in checks["store"]["o_que_fazer"]
 
 
-def test_what_a_broker_has_for_the_log_is_told_of_it_alone() -> None:
+def test_what_a_broker_has_for_the_log_is_reported_alone() -> None:
     with Valkey() as server, redis.Redis.from_url(server.url) as plain:
         plain.config_set("maxmemory", "100mb")
         plain.config_set("maxmemory-policy", "allkeys-lru")
@@ -166,8 +166,8 @@ def test_a_redis_of_bullmq_that_takes_no_writes_is_an_error() -> None:
         assert "takes no writes: command not allowed when used memory" in checks["bullmq"]["detalhe"]
         client.config_set("maxmemory", 0)
         client.config_set("min-replicas-to-write", 1)
-        told = doctor(ORACULO_BULLMQ_URL=server.url)[1]["bullmq"]["detalhe"]
-        assert "takes no writes: NOREPLICAS" in told
+        said = doctor(ORACULO_BULLMQ_URL=server.url)[1]["bullmq"]["detalhe"]
+        assert "takes no writes: NOREPLICAS" in said
         client.config_set("min-replicas-to-write", 0)
         assert doctor(ORACULO_BULLMQ_URL=server.url)[1]["bullmq"]["estado"] == "ok"
         assert client.dbsize() == 0
@@ -194,7 +194,7 @@ def test_a_server_that_was_named_and_is_not_there_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "problem", "state", "told"),
+    ("version", "problem", "state", "said"),
     [
         (__version__, None, "ok", f"ready, version {__version__}"),
         (__version__, "no engine is alive", "aviso", "ready, but engines: no engine is alive"),
@@ -202,14 +202,14 @@ def test_a_server_that_was_named_and_is_not_there_is_an_error() -> None:
     ],
 )
 def test_a_server_that_is_ready_says_which_of_its_parts_fail(
-    monkeypatch: pytest.MonkeyPatch, version: str, problem: str | None, state: str, told: str
+    monkeypatch: pytest.MonkeyPatch, version: str, problem: str | None, state: str, said: str
 ) -> None:
     parts = {"engine": {"ok": True, "problema": None}, "engines": {"ok": problem is None, "problema": problem}}
     answer = httpx2.Response(200, json={"status": "degradado", "versao": version, "partes": parts})
     monkeypatch.setattr(httpx2.Client, "request", lambda *_args, **_options: answer)
     code, checks = doctor("--url", NOWHERE)
     assert code == 0
-    assert (checks["server"]["estado"], checks["server"]["detalhe"]) == (state, f"at {NOWHERE}, {told}")
+    assert (checks["server"]["estado"], checks["server"]["detalhe"]) == (state, f"at {NOWHERE}, {said}")
 
 
 def test_an_engine_without_an_api_is_ready_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +221,7 @@ def test_an_engine_without_an_api_is_ready_all_the_same(monkeypatch: pytest.Monk
     assert (code, checks["server"]["estado"]) == (0, "ok")
 
 
-def test_bad_settings_are_2_and_every_fault_is_told() -> None:
+def test_bad_settings_are_2_and_every_fault_is_reported() -> None:
     result = CliRunner().invoke(app, ["doctor"], env={"ORACULO_API_PORT": "many", "ORACULO_STORE_URL": "x"})
     assert result.exit_code == 2
     assert "ORACULO_API_PORT" in result.stdout
@@ -246,7 +246,7 @@ def test_a_broker_that_runs_and_takes_nothing_is_not_to_be_started() -> None:
     assert checks["broker"]["o_que_fazer"] == "mend that, or ORACULO_BROKER_URL"
 
 
-def test_a_sentinel_is_told_from_what_it_watches() -> None:
+def test_a_sentinel_is_no_store() -> None:
     with Sentinel() as server:
         code, checks = doctor(ORACULO_BROKER_URL=server.url, ORACULO_STORE_URL=server.url)
     assert code == 1
@@ -255,7 +255,7 @@ def test_a_sentinel_is_told_from_what_it_watches() -> None:
         assert checks[part]["o_que_fazer"] == f"mend that, or ORACULO_{part.upper()}_URL"
 
 
-def test_each_of_several_brokers_is_told_of(fleet: Fleet) -> None:
+def test_each_of_several_brokers_is_named(fleet: Fleet) -> None:
     urls = ",".join((fleet.url("rabbitmq"), fleet.url("redis"), fleet.url("nats"), "redis://127.0.0.1:9"))
     code, checks = doctor(ORACULO_BROKER_URL=urls)
     states = {name: check for name, check in checks.items() if name.startswith("broker ")}
@@ -266,7 +266,7 @@ def test_each_of_several_brokers_is_told_of(fleet: Fleet) -> None:
     assert not [name for name in states if "@" in name]
 
 
-def test_each_node_of_a_cluster_is_told_of(fleet: Fleet) -> None:
+def test_each_node_of_a_cluster_is_named(fleet: Fleet) -> None:
     code, checks = doctor(ORACULO_BROKER_URL=fleet.url("nats") + ",127.0.0.1:9")
     states = {name: check["estado"] for name, check in checks.items() if name.startswith("broker ")}
     assert code == 1

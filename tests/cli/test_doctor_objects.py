@@ -19,7 +19,7 @@ def test_a_folder_is_looked_at_and_not_made(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_turned_off_is_told() -> None:
+def test_turned_off_is_reported() -> None:
     _, checks = doctor(ORACULO_OBJECTS_THRESHOLD_BYTES="0")
     assert "stay in the store" in checks["objects"]["detalhe"]
 

@@ -121,7 +121,7 @@ def older_schema(fleet: Fleet) -> str:
     return place
 
 
-def test_a_user_who_may_only_read_the_schema_is_told_that_there_is_nothing_to_do(fleet: Fleet) -> None:
+def test_a_user_who_may_only_read_the_schema_learns_that_there_is_nothing_to_do(fleet: Fleet) -> None:
     server = fleet.server("postgres").url
 
     async def lay_out() -> str:

@@ -22,63 +22,63 @@ def entry(event: str, task: str | None = "a", attempt: int | None = 1, detail: s
 
 
 def test_a_task_goes_from_waiting_to_done() -> None:
-    told = board("a")
-    (row,), _ = told.rows(9)
+    said = board("a")
+    (row,), _ = said.rows(9)
     assert (row.status, row.attempt, row.percent) == ("pendente", 0, None)
-    told.apply(entry("tarefa_enviada"))
+    said.apply(entry("tarefa_enviada"))
     assert (row.status, row.attempt) == ("em_execucao", 1)
-    told.apply(entry("progresso", detail="12.5 % lendo 3 % do todo"))
+    said.apply(entry("progresso", detail="12.5 % lendo 3 % do todo"))
     assert (row.percent, row.note) == (12.5, "lendo 3 % do todo")
-    told.apply(entry("progresso", detail="só texto"))
+    said.apply(entry("progresso", detail="só texto"))
     assert (row.percent, row.note) == (12.5, "só texto")
-    told.apply(entry("tarefa_concluida"))
+    said.apply(entry("tarefa_concluida"))
     assert (row.status, row.percent, row.note) == ("concluida", 100.0, "")
 
 
 @pytest.mark.parametrize("percent", [0.0, 1e-05, 0.000123456, 7.0, 99.9999, 100.0])
-def test_every_percentage_that_the_history_tells_is_drawn(percent: float) -> None:
-    told = board("a")
-    (row,), _ = told.rows(9)
-    told.apply(entry("progresso", detail=f"{percent:g} % feito"))
+def test_every_percentage_that_the_history_shows_is_drawn(percent: float) -> None:
+    said = board("a")
+    (row,), _ = said.rows(9)
+    said.apply(entry("progresso", detail=f"{percent:g} % feito"))
     assert (row.percent, row.note) == (percent, "feito")
 
 
 @pytest.mark.parametrize("text", ["10-20 % done", "1.2.3 % x", "e % x", "- %", "1e+999 % x"])
 def test_a_text_that_begins_like_a_percentage_is_text(text: str) -> None:
-    told = board("a")
-    (row,), _ = told.rows(9)
-    told.apply(entry("progresso", detail=text))
+    said = board("a")
+    (row,), _ = said.rows(9)
+    said.apply(entry("progresso", detail=text))
     assert (row.percent, row.note) == (None, text)
 
 
 def test_a_failed_attempt_shows_why_and_the_next_begins_anew() -> None:
-    told = board("a")
-    (row,), _ = told.rows(9)
-    told.apply(entry("progresso", detail="50 %"))
-    told.apply(entry("tentativa_falhou", detail="boom"))
+    said = board("a")
+    (row,), _ = said.rows(9)
+    said.apply(entry("progresso", detail="50 %"))
+    said.apply(entry("tentativa_falhou", detail="boom"))
     assert (row.status, row.percent, row.note) == ("em_execucao", None, "boom")
-    told.apply(entry("tarefa_enviada", attempt=2))
+    said.apply(entry("tarefa_enviada", attempt=2))
     assert (row.attempt, row.note) == (2, "")
-    told.apply(entry("tarefa_erro", attempt=2, detail="for good"))
+    said.apply(entry("tarefa_erro", attempt=2, detail="for good"))
     assert (row.status, row.note) == ("erro", "for good")
-    told.apply(entry("tarefa_reaberta", attempt=2))
+    said.apply(entry("tarefa_reaberta", attempt=2))
     assert row.status == "pendente"
 
 
 def test_what_concerns_no_task_changes_none() -> None:
-    told = board("a")
-    told.apply(entry("orquestracao_iniciada", task=None, attempt=None))
-    assert told.tally() == {"pendente": 1}
+    said = board("a")
+    said.apply(entry("orquestracao_iniciada", task=None, attempt=None))
+    assert said.tally() == {"pendente": 1}
 
 
 def test_when_not_all_fit_those_in_work_come_first() -> None:
-    told = board("a", "b", "c", "d")
-    told.apply(entry("tarefa_concluida", task="a"))
-    told.apply(entry("tarefa_enviada", task="c"))
-    shown, hidden = told.rows(3)
+    said = board("a", "b", "c", "d")
+    said.apply(entry("tarefa_concluida", task="a"))
+    said.apply(entry("tarefa_enviada", task="c"))
+    shown, hidden = said.rows(3)
     assert [row.id for row in shown] == ["c", "b", "d"]
     assert hidden == 1
-    assert told.tally() == {"concluida": 1, "pendente": 2, "em_execucao": 1}
+    assert said.tally() == {"concluida": 1, "pendente": 2, "em_execucao": 1}
 
 
 class Interrupted:

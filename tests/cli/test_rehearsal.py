@@ -76,7 +76,7 @@ def test_rabbitmq_needs_what_the_docs_list(fleet: Fleet) -> None:
     assert check["estado"] == "ok", check
 
 
-def test_a_rabbitmq_user_who_may_not_read_is_told_of(fleet: Fleet) -> None:
+def test_a_rabbitmq_user_who_may_not_read_is_named(fleet: Fleet) -> None:
     configure, write, _ = RABBIT_RIGHTS
     check = broker_check(rabbit_user(fleet, configure, write, "^nothing$"))
     assert check["estado"] == "erro"
@@ -86,7 +86,7 @@ def test_a_rabbitmq_user_who_may_not_read_is_told_of(fleet: Fleet) -> None:
     assert check["o_que_fazer"].endswith("docs/reference/limits-brokers.md lists")
 
 
-def test_an_answer_queue_of_somebody_else_alone_is_told_of(fleet: Fleet) -> None:
+def test_an_answer_queue_of_somebody_else_alone_is_named(fleet: Fleet) -> None:
     prefix, url = f"p{uuid4().hex[:8]}.", fleet.server("rabbitmq").url
     with closing(pika.BlockingConnection(pika.URLParameters(url))) as connection:
         connection.channel().queue_declare(f"{prefix}resultados", exclusive=True)
@@ -137,7 +137,7 @@ async def test_redis_trims_with_what_the_docs_list(fleet: Fleet, plain: Any, mon
 
 
 @pytest.mark.parametrize("command", ["xadd", "xreadgroup", "xautoclaim", "xclaim", "time", "zadd", "evalsha", "xgroup"])
-def test_a_redis_user_who_lacks_a_command_is_told_of(fleet: Fleet, plain: Any, command: str) -> None:
+def test_a_redis_user_who_lacks_a_command_is_named(fleet: Fleet, plain: Any, command: str) -> None:
     with redis_user(fleet, plain, *REDIS_RULES, f"-{command}") as url:
         check = broker_check(url)
     assert check["estado"] == "erro"
@@ -202,7 +202,7 @@ def test_a_nats_that_takes_less_than_a_request_may_have_is_warned_of() -> None:
         ("$JS.API.STREAM.MSG.DELETE.*", "discard a dead letter"),
     ],
 )
-def test_a_nats_user_who_lacks_a_subject_is_told_of(missing: str, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nats_user_who_lacks_a_subject_is_named(missing: str, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rehearsal, "_STEP_SECONDS", 3.0)
     with nats_user(missing) as url:
         check = broker_check(url)
@@ -212,18 +212,18 @@ def test_a_nats_user_who_lacks_a_subject_is_told_of(missing: str, step: str, mon
 
 
 @pytest.mark.parametrize(
-    ("limit", "told", "remedy"),
+    ("limit", "said", "remedy"),
     [
         ("max_streams: 1", "maximum number of streams reached", "raise max_streams of the account"),
         ("max_bytes_required: true", "to have max bytes set", "take max_bytes_required from the account"),
     ],
 )
-def test_a_nats_account_that_is_too_narrow_needs_no_rights(limit: str, told: str, remedy: str) -> None:
+def test_a_nats_account_that_is_too_narrow_needs_no_rights(limit: str, said: str, remedy: str) -> None:
     account = f"accounts {{ A {{ jetstream {{ {limit} }}, users: [{{ user: a, password: a }}] }} }}"
     with BareNats(account) as server:
         check = broker_check(server.url.replace("nats://", "nats://a:a@"))
     assert check["estado"] == "erro"
-    assert told in check["detalhe"]
+    assert said in check["detalhe"]
     assert check["o_que_fazer"].startswith(remedy)
     assert "rights" not in check["o_que_fazer"]
 

@@ -99,7 +99,7 @@ def test_what_was_done_and_what_was_not_is_there_after_a_restart(start: Start) -
 
 @contextmanager
 def watching(run_id: str, url: str) -> "Iterator[subprocess.Popen[str]]":
-    """`oraculo runs watch` as a process, once it has told its first line."""
+    """`oraculo runs watch` as a process, once it has printed its first line."""
     watcher = Oraculo(
         ["runs", "watch", run_id, "--url", url],
         env=environment(),
@@ -134,7 +134,7 @@ def test_a_watcher_sits_out_a_restart(start: Start) -> None:
         start("dev", "--pace", "0", "--store", "sqlite:///estado.db", port=int(url.rpartition(":")[2]))
         rest, errors = watcher.communicate(timeout=60)
     assert watcher.returncode == 0, errors
-    assert "orquestracao_iniciada" not in rest, "what was told is not told again"
+    assert "orquestracao_iniciada" not in rest, "what was said is not printed again"
     assert f"run {run_id} concluida" in rest
 
 
@@ -158,17 +158,17 @@ def test_who_submitted_and_waits_sits_out_a_restart(start: Start) -> None:
     with submitting(url, 60) as (waiting, run_id):
         assert first.stop() == 0
         start("dev", "--pace", "0", "--store", "sqlite:///estado.db", port=int(url.rpartition(":")[2]))
-        told, errors = waiting.communicate(timeout=60)
+        said, errors = waiting.communicate(timeout=60)
     assert (waiting.returncode, errors) == (0, "")
-    assert f"run {run_id} concluida: 1 of 1" in told
+    assert f"run {run_id} concluida: 1 of 1" in said
 
 
 def test_a_server_that_does_not_come_back_in_the_wait_leaves_the_runs_id_and_1(start: Start) -> None:
     dev = start("dev", "--no-samples")
     with submitting(dev.url, 4) as (waiting, run_id):
         assert dev.stop() == 0
-        told, errors = waiting.communicate(timeout=60)
-    assert (waiting.returncode, told) == (1, f"run {run_id} em_execucao\n")
+        said, errors = waiting.communicate(timeout=60)
+    assert (waiting.returncode, said) == (1, f"run {run_id} em_execucao\n")
     assert f"no server answers at {dev.url}" in errors
     assert f"oraculo runs watch {run_id} --url {dev.url}" in errors
 
@@ -179,8 +179,8 @@ def test_a_server_that_comes_back_without_the_run_is_not_given_another(start: St
     with submitting(url, 60) as (waiting, run_id):
         assert first.stop() == 0
         start("dev", "--no-samples", "--store", "sqlite:///outro.db", port=int(url.rpartition(":")[2]))
-        told, errors = waiting.communicate(timeout=60)
-    assert (waiting.returncode, told) == (2, f"run {run_id} em_execucao\n")
+        said, errors = waiting.communicate(timeout=60)
+    assert (waiting.returncode, said) == (2, f"run {run_id} em_execucao\n")
     assert run_id in errors
     assert Cli(url).json("runs", "list")["orquestracoes"] == []
 
@@ -201,7 +201,7 @@ def test_a_host_that_is_not_ours_is_one_line_and_2(tmp_path: Path) -> None:
     assert done.stderr.startswith("oraculo: --host: ")
 
 
-def test_an_address_of_another_machine_is_told_as_the_host(tmp_path: Path) -> None:
+def test_an_address_of_another_machine_is_reported_as_the_host(tmp_path: Path) -> None:
     done = run("dev", "--host", "192.0.2.1", "--port", "0", cwd=tmp_path)  # kept for documentation by RFC 5737
     assert done.returncode == 2
     assert done.stderr == (

@@ -22,12 +22,12 @@ def simulate(*args: str) -> Any:
 def test_it_says_that_the_pipeline_always_ends_how_when_and_what_is_tight() -> None:
     result = simulate(str(EXAMPLE), "--seeds", "10", "--json")
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    assert sum(told["statuses"].values()) == 10
-    assert told["always_ends"] is True
+    said = json.loads(result.stdout)
+    assert sum(said["statuses"].values()) == 10
+    assert said["always_ends"] is True
 
 
-def test_one_seed_is_told_the_same_each_time() -> None:
+def test_one_seed_gives_the_same_report_each_time() -> None:
     first, second = (simulate(str(EXAMPLE), "--seed", "7", "--fault", "drop=0.2").stdout for _ in range(2))
     assert first == second
     assert first
@@ -60,10 +60,10 @@ def test_steps_on_celery_and_bullmq_have_stand_ins_too(tmp_path: Path) -> None:
 def test_a_deadline_that_runs_met_since_a_message_was_lost_is_not_called_tight(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text("name: p\ntimeout: 30\nsteps: [{type: A}]\n")
     args = [str(tmp_path / "p.yaml"), "--seeds", "8", "--fault", "drop=0.2", "--failure", "A=0"]
-    told = json.loads(simulate(*args, "--json").stdout)
-    assert told["tight_deadlines"] == []
-    lost = told["statuses"]["timeout"]
-    assert told["met_in_vain"] == [{"of": "the run", "seconds": 30.0, "runs": lost}]
+    said = json.loads(simulate(*args, "--json").stdout)
+    assert said["tight_deadlines"] == []
+    lost = said["statuses"]["timeout"]
+    assert said["met_in_vain"] == [{"of": "the run", "seconds": 30.0, "runs": lost}]
     in_words = simulate(*args).stdout
     assert "no deadline is too tight" in in_words
     assert f"in vain: {lost} of 8 waited until the deadline of the run, 30 s, for a message that was lost" in in_words
@@ -80,7 +80,7 @@ def test_a_file_that_may_not_be_read_is_one_line_and_2(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "said"),
     [
         (["no-such.yaml"], "there is no such file"),
         ([str(EXAMPLE.parent)], "cannot be read: Is a directory"),
@@ -95,18 +95,18 @@ def test_a_file_that_may_not_be_read_is_one_line_and_2(tmp_path: Path, monkeypat
         ([str(EXAMPLE), "--seeds", "0"], "--seeds"),
     ],
 )
-def test_bad_usage_is_one_line_and_2(args: list[str], told: str) -> None:
+def test_bad_usage_is_one_line_and_2(args: list[str], said: str) -> None:
     result = simulate(*args)
     assert result.exit_code == 2
     assert len(result.stderr.strip().splitlines()) == 1
-    assert told in result.stderr
+    assert said in result.stderr
 
 
-def test_people_are_told_in_a_few_lines() -> None:
-    told = simulate(str(EXAMPLE), "--seeds", "5", "--latency", "VIRAL_COPY=500").stdout
-    assert "always ends: yes" in told
-    assert "longest path: VIRAL_COPY → PROMOTIONAL_VIDEO" in told
-    assert "too tight: the deadline of step VIRAL_COPY" in told
+def test_people_are_reported_in_a_few_lines() -> None:
+    said = simulate(str(EXAMPLE), "--seeds", "5", "--latency", "VIRAL_COPY=500").stdout
+    assert "always ends: yes" in said
+    assert "longest path: VIRAL_COPY → PROMOTIONAL_VIDEO" in said
+    assert "too tight: the deadline of step VIRAL_COPY" in said
 
 
 class Terminal(io.StringIO):
@@ -114,11 +114,11 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_is_told_how_far_it_is_and_the_line_is_gone_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_learns_how_far_it_is_and_the_line_is_gone_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", terminal := Terminal())
     assert list(_counted(range(3))) == [0, 1, 2]
     assert terminal.getvalue() == "\rseed 1 of 3\rseed 2 of 3\rseed 3 of 3\r\x1b[K"
 
 
-def test_who_is_no_terminal_is_not_told_how_far_it_is() -> None:
+def test_who_is_no_terminal_is_not_reported_how_far_it_is() -> None:
     assert simulate(str(EXAMPLE), "--seeds", "2").stderr == ""

@@ -56,7 +56,7 @@ def assert_stops_quietly(process: Process) -> None:
     assert "Cancel" not in log
 
 
-def test_who_waits_for_a_run_is_told_that_it_was_taken(process: Process) -> None:
+def test_who_waits_for_a_run_learns_that_it_was_taken(process: Process) -> None:
     body = {"destinos": ["ninguem"], "correlation_id": "esperada"}
     with ThreadPoolExecutor() as threads, httpx2.Client(base_url=process.url, timeout=30) as client:
         waiting = threads.submit(client.post, "/orquestracoes", json=body, headers={"Prefer": "wait=60"})
@@ -69,7 +69,7 @@ def test_who_waits_for_a_run_is_told_that_it_was_taken(process: Process) -> None
 
 
 @pytest.mark.long
-def test_who_waits_for_a_store_that_takes_nothing_is_told_to_ask_again(tmp_path: Path) -> None:
+def test_who_waits_for_a_store_that_takes_nothing_is_asked_to_ask_again(tmp_path: Path) -> None:
     process = Process("dev", "--no-samples", cwd=tmp_path, env={**QUICK, "ORACULO_ENGINE_STOP_GRACE": "0.5"})
     try:
         with (

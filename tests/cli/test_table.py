@@ -86,7 +86,7 @@ def test_a_table_in_a_pipe_is_never_cut(capsys: pytest.CaptureFixture[str]) -> N
     assert second.split() == ["y", "-"]
 
 
-def test_a_terminal_is_told_what_is_left_out_and_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_learns_what_is_left_out_and_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = terminal_of_60(monkeypatch)
     print_table(COLUMNS, ROWS, empty="none", whole="oraculo runs show ID")
     assert "left out: pipeline; all with: oraculo runs show ID" in terminal.getvalue().splitlines()[-1]

@@ -1,4 +1,4 @@
-"""What can be told without a server: parsing, faults, exit statuses, and how quickly it starts."""
+"""What needs no server: parsing, faults, exit statuses, and how quickly it starts."""
 
 import json
 import os
@@ -80,10 +80,10 @@ def test_a_group_without_a_command_shows_its_help_and_ends_with_2(group: list[st
 
 
 def test_the_package_runs_as_a_module(tmp_path: Path) -> None:
-    told = subprocess.run(
+    said = subprocess.run(
         [sys.executable, "-m", "oraculo", "version"], cwd=tmp_path, env=environment(), capture_output=True, check=True
     )
-    assert told.stdout.decode() == f"oraculo {__version__}\n"
+    assert said.stdout.decode() == f"oraculo {__version__}\n"
 
 
 @pytest.mark.parametrize(("words", "found"), [("oraculo ru", "runs"), ("oraculo runs wa", "watch")])
@@ -127,8 +127,8 @@ def test_a_bad_submission_is_refused_before_any_server_is_asked(args: list[str],
 
 def test_a_payload_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "latin.json").write_bytes(b'{"produto": "caf\xe9"}')
-    told = complaint(invoke("submit", "--tipo", "a", "--payload", "@latin.json", "--url", NOWHERE))
-    assert "must be a JSON object" in told
+    said = complaint(invoke("submit", "--tipo", "a", "--payload", "@latin.json", "--url", NOWHERE))
+    assert "must be a JSON object" in said
 
 
 def test_payload_on_stdin_must_be_an_object_too() -> None:
@@ -146,9 +146,9 @@ def test_payload_on_stdin_must_be_an_object_too() -> None:
     ],
 )
 def test_a_server_that_is_not_there_is_one_line_with_its_url_and_the_way_out(args: list[str]) -> None:
-    told = complaint(invoke(*args, "--url", NOWHERE))
-    assert NOWHERE in told
-    assert "oraculo dev" in told
+    said = complaint(invoke(*args, "--url", NOWHERE))
+    assert NOWHERE in said
+    assert "oraculo dev" in said
 
 
 @pytest.mark.parametrize(
@@ -163,9 +163,9 @@ def test_a_server_that_is_not_there_is_one_line_with_its_url_and_the_way_out(arg
     ],
 )
 def test_a_url_that_is_none_is_refused(url: str) -> None:
-    told = complaint(invoke("runs", "list", "--url", url))
-    assert "--url: " in told
-    assert "is not the URL of a server; as http://127.0.0.1:8000" in told
+    said = complaint(invoke("runs", "list", "--url", url))
+    assert "--url: " in said
+    assert "is not the URL of a server; as http://127.0.0.1:8000" in said
 
 
 @pytest.mark.parametrize("url", ["http://[::1]:9", "http://localhost:9", "http://127.0.0.1:9/oraculo/"])
@@ -225,8 +225,8 @@ def test_a_submission_that_is_cut_off_is_one_line_for_who_does_not_wait(flickeri
 
 @pytest.mark.parametrize("command", [["dev"], ["serve"], ["worker", "a:b"]])
 def test_bad_settings_are_one_line(command: list[str]) -> None:
-    told = complaint(invoke(*command, env={"ORACULO_API_PORT": "many"}))
-    assert "ORACULO_API_PORT" in told
+    said = complaint(invoke(*command, env={"ORACULO_API_PORT": "many"}))
+    assert "ORACULO_API_PORT" in said
 
 
 @pytest.mark.parametrize(
@@ -258,15 +258,15 @@ def test_a_broker_whose_client_is_missing_is_named_with_its_extra(
         check=False,
     )
     assert done.returncode == 2, done.stderr
-    (told,) = done.stderr.splitlines()
-    assert told.startswith(f"oraculo: ORACULO_BROKER_URL: {url.partition(':')[0]}:// needs a client")
-    assert f"({module}" in told
-    assert told.endswith(f"pip install 'oraculo-core[{extra}]'")
+    (said,) = done.stderr.splitlines()
+    assert said.startswith(f"oraculo: ORACULO_BROKER_URL: {url.partition(':')[0]}:// needs a client")
+    assert f"({module}" in said
+    assert said.endswith(f"pip install 'oraculo-core[{extra}]'")
 
 
 def test_the_memory_broker_takes_over_from_no_other() -> None:
-    told = complaint(invoke("serve", "--port", "0", env={"ORACULO_BROKER_URL": "memory://,redis://localhost"}))
-    assert "memory:// in a list" in told
+    said = complaint(invoke("serve", "--port", "0", env={"ORACULO_BROKER_URL": "memory://,redis://localhost"}))
+    assert "memory:// in a list" in said
 
 
 @pytest.mark.parametrize(
@@ -285,9 +285,9 @@ def test_a_store_whose_client_is_missing_is_named_with_its_extra(
     for name in [name for name in sys.modules if name.startswith("oraculo.clients")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
-    told = complaint(invoke("serve", "--port", "0", env={"ORACULO_STORE_URL": url}))
-    assert f"({module})" in told
-    assert f"pip install 'oraculo-core[{extra}]'" in told
+    said = complaint(invoke("serve", "--port", "0", env={"ORACULO_STORE_URL": url}))
+    assert f"({module})" in said
+    assert f"pip install 'oraculo-core[{extra}]'" in said
 
 
 @pytest.mark.parametrize(
@@ -303,8 +303,8 @@ def test_a_package_that_a_place_for_large_results_needs_is_named(
     for name in [name for name in sys.modules if name.split(".")[0] == "fsspec"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [_WithoutFsspec(), *sys.meta_path])
-    told = complaint(invoke("serve", "--port", "0", env={"ORACULO_OBJECTS_URL": url}))
-    assert told.endswith(advice)
+    said = complaint(invoke("serve", "--port", "0", env={"ORACULO_OBJECTS_URL": url}))
+    assert said.endswith(advice)
 
 
 class _WithoutFsspec:
@@ -317,14 +317,14 @@ class _WithoutFsspec:
 
 def test_a_store_that_cannot_be_reached_is_one_line_once_patience_ends() -> None:
     env = {"ORACULO_STORE_URL": "postgresql://127.0.0.1:9/x", "ORACULO_STORE_PATIENCE": "0"}
-    told = complaint(invoke("serve", "--port", "0", env=env))
-    assert "127.0.0.1:9" in told
+    said = complaint(invoke("serve", "--port", "0", env=env))
+    assert "127.0.0.1:9" in said
 
 
 def test_a_store_that_cannot_be_opened_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    told = complaint(invoke("serve", "--port", "0", env={"ORACULO_STORE_URL": "sqlite:///file/x.db"}))
-    assert "file" in told
+    said = complaint(invoke("serve", "--port", "0", env={"ORACULO_STORE_URL": "sqlite:///file/x.db"}))
+    assert "file" in said
 
 
 def test_dev_refuses_a_store_url_that_is_none() -> None:
@@ -369,15 +369,15 @@ def test_an_engine_that_listens_nowhere_has_no_host() -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_nothing_is_served_to_other_machines_without_keys(command: list[str], host: str) -> None:
     env = {"ORACULO_BROKER_URL": "redis://127.0.0.1:1"}
-    told = invoke(*command, "--host", host, "--port", "0", env=env)
-    assert told.exit_code == 2
-    assert f"oraculo: ORACULO_API_KEYS: none are set, and other machines can reach {host}; " in told.stderr
-    assert "--insecure" in told.stderr
+    said = invoke(*command, "--host", host, "--port", "0", env=env)
+    assert said.exit_code == 2
+    assert f"oraculo: ORACULO_API_KEYS: none are set, and other machines can reach {host}; " in said.stderr
+    assert "--insecure" in said.stderr
 
 
 def test_a_worker_process_cannot_share_memory() -> None:
-    told = complaint(invoke("worker", "meus:app"))
-    assert "oraculo dev --app meus:app" in told
+    said = complaint(invoke("worker", "meus:app"))
+    assert "oraculo dev --app meus:app" in said
 
 
 @pytest.mark.parametrize(
@@ -476,7 +476,7 @@ def test_an_empty_filter_does_not_mean_every_run(option: str) -> None:
         )
 
 
-def test_a_bad_pipeline_names_file_step_and_fault_and_the_good_ones_are_told_too(tmp_path: Path) -> None:
+def test_a_bad_pipeline_names_file_step_and_fault_and_the_good_ones_are_reported_too(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(GOOD)
     (tmp_path / "b.yaml").write_text(BAD)
     result = invoke("pipelines", "validate", "a.yaml", "b.yaml")

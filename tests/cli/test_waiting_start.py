@@ -78,8 +78,8 @@ def test_health_is_answered_while_the_disk_is_full_and_work_is_taken_once_it_is_
     assert server.answer_to("/health").json()["status"] == "ok"
     ready = server.answer_to("/health/ready")
     assert ready.status_code == 503
-    told = ready.json()["partes"]["engine"]["problema"]
-    assert told.startswith("waits for the store sqlite: SQLite file x.db: ")
+    said = ready.json()["partes"]["engine"]["problema"]
+    assert said.startswith("waits for the store sqlite: SQLite file x.db: ")
     for reply in (server.client.get("/orquestracoes"), server.client.post("/orquestracoes", json={})):
         assert reply.status_code == 503
         assert "the server is starting: waits for the store sqlite" in reply.json()["detail"]
@@ -101,8 +101,8 @@ def test_a_store_that_stays_away_ends_the_server_once_patience_ends(command: str
     assert server.answer_to("/health").status_code == 200
     _, errors = server.process.communicate(timeout=30)
     assert server.process.returncode == status
-    told = errors.splitlines()[-1] if command == "serve" else errors
-    assert "SQLite file x.db: " in told
+    said = errors.splitlines()[-1] if command == "serve" else errors
+    assert "SQLite file x.db: " in said
     assert "Traceback" not in errors
 
 

@@ -137,7 +137,7 @@ def _stderr_full() -> Iterator[None]:
 
 
 @needs_full_device
-def test_a_signal_ends_a_worker_that_cannot_tell_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_ends_a_worker_that_cannot_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = Frozen()
     with _stderr_full():
         result = _worked(broker, tmp_path, monkeypatch)
@@ -147,7 +147,7 @@ def test_a_signal_ends_a_worker_that_cannot_tell_of_it(tmp_path: Path, monkeypat
 
 @needs_full_device
 @pytest.mark.parametrize(("error", "status"), [(None, 0), (OraculoError("a part of it failed"), 2)])
-def test_a_handler_that_never_ends_is_left_behind_though_nobody_can_be_told(
+def test_a_handler_that_never_ends_is_left_behind_though_nobody_can_hear_it(
     error: Exception | None, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: list[int] = []
@@ -159,7 +159,7 @@ def test_a_handler_that_never_ends_is_left_behind_though_nobody_can_be_told(
 
 
 @needs_full_device
-def test_a_second_signal_ends_the_process_though_nobody_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_signal_ends_the_process_though_nobody_can_hear_it(monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[int] = []
     monkeypatch.setattr(os, "_exit", left.append)
     with _stderr_full(), serving._first_signal(lambda: None):
@@ -188,7 +188,7 @@ def work(payload: dict) -> int | None:
 """
 
 
-def test_a_process_that_a_handler_forks_ends_when_it_is_told_to(
+def test_a_process_that_a_handler_forks_ends_when_it_is_reported_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "pai_de_teste.py").write_text(FORKING_APP)

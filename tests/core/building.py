@@ -165,7 +165,7 @@ class Driver:
     def statuses(self) -> dict[str, str]:
         return {step.id: str(self.run.tasks[number].status) for number, step in enumerate(self.run.plan.steps)}
 
-    def told(self, *, last: int | None = None) -> list[tuple[str, str | None]]:
+    def recorded(self, *, last: int | None = None) -> list[tuple[str, str | None]]:
         """The history as (what, task) pairs."""
         steps = self.run.plan.steps
         pairs = [(str(one.what), None if one.task is None else steps[one.task].id) for one in self.history]

@@ -13,7 +13,8 @@ from typing import Any
 from oraculo.core.machine.delivery import DELIVERY_LEASE
 from oraculo.wire.timestamps import in_words, to_iso
 
-OPEN = ("pendente", "em_execucao")
+from .model_state import Asked, Delivery, Reply, Task
+
 CHANNELS = ("webhook", "fila")
 MAX_BACKOFF = 60.0
 SUMMARY = {
@@ -23,105 +24,6 @@ SUMMARY = {
     "ignoradas": "ignorada",
     "canceladas": "cancelada",
 }
-
-
-@dataclass(frozen=True)
-class Step:
-    id: str
-    queue: str
-    depends_on: tuple[str, ...] = ()
-    attempts: int = 3
-    backoff: float = 1.0
-    optional: bool = False
-    timeout: float | None = None
-
-    @property
-    def answers_with(self) -> str:
-        return "resultado_coleta" if self.queue.startswith("escavador") else "resultado_execucao"
-
-    @property
-    def names(self) -> set[str]:
-        """Return the names that a worker may use for the step."""
-        return {self.id, self.queue, self.queue.removeprefix("escavador_").removeprefix("executador_")}
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The request of a run."""
-
-    steps: tuple[Step, ...]
-    is_pipeline: bool
-    timeout: float
-    quorum: int | None = None
-    amends: bool = False
-
-
-@dataclass(frozen=True)
-class Reply:
-    """A worker's answer as it was written. Two that are equal are one message that came twice."""
-
-    event: str
-    payload: bytes
-    timestamp: str
-    tarefa: str | None = None
-    tentativa: int | None = None
-    names: tuple[str, ...] = ()  # in its payload
-    reason: str | None = None  # None: a success
-    may_retry: bool = True
-
-
-@dataclass(eq=False)
-class Task:
-    step: Step
-    allowed: int  # attempts, before a failure is final
-    status: str = "pendente"
-    attempts: int = 0
-    is_begun: bool = False  # an attempt was decided since it was opened
-    to_send: bool = False  # its command, or its dead letter, is decided, and no broker has confirmed it
-    has_letter: bool = False
-    deadline: float | None = None
-    retry_at: float | None = None
-    result: bytes | None = None
-    ended_by: str | None = None  # "answer", "size", "own deadline", "run deadline", "dependency", "quorum" or "request"
-    motive: str = ""  # a pattern of what is told as the reason
-    blamed: frozenset[str] = frozenset()  # of a skipped one: what may be told, in the same words
-    failure: str | None = None  # what a worker said last
-    counted: Reply | None = None  # the answer that was counted last
-    progress: tuple[float | None, str | None] = (None, None)
-    is_at_work: bool = False  # its worker said so
-    sent_at: float | None = None
-    ended_at: float | None = None
-    via: str | None = None
-
-    @property
-    def is_open(self) -> bool:
-        return self.status in OPEN
-
-    @property
-    def has_succeeded(self) -> bool:
-        return self.status == "concluida"
-
-    @property
-    def rings_at(self) -> float | None:
-        return None if not self.is_open else self.deadline if self.retry_at is None else self.retry_at
-
-    @property
-    def told_sent_at(self) -> float | None:
-        """Return when the command was sent. A time after the end is that of the dead letter."""
-        was_before = self.sent_at is None or self.ended_at is None or self.sent_at <= self.ended_at
-        return self.sent_at if was_before else None
-
-    def was_made(self, attempt: int | None) -> bool:
-        return attempt is not None and attempt <= self.attempts
-
-
-@dataclass
-class Delivery:
-    status: str = "pendente"
-    edition: int = 0
-    attempts: int = 0
-    due_at: float | None = None
-    error: str | None = None
 
 
 @dataclass
@@ -138,19 +40,19 @@ class Model:
     deliveries: list[Delivery] = field(default_factory=lambda: [Delivery() for _ in CHANNELS])
     to_deliver: set[int] = field(default_factory=set)  # by whoever commits this
     decided: set[str] = field(default_factory=set)  # what whoever commits this sends, if it is still to be sent then
-    told: list[tuple[str, str | None]] = field(default_factory=list)
+    said: list[tuple[str, str | None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.deadline = self.created_at + self.asked.timeout
         self.tasks = {step.id: Task(step, step.attempts) for step in self.asked.steps}
-        self.told.append(("orquestracao_iniciada", None))
+        self.recorded.append(("orquestracao_iniciada", None))
         self._follow(self.created_at)
 
     def copied(self) -> "Model":
         twin = copy(self)
         twin.tasks = {name: copy(task) for name, task in self.tasks.items()}
         twin.deliveries = [copy(one) for one in self.deliveries]
-        twin.to_deliver, twin.decided, twin.told = set(self.to_deliver), set(self.decided), list(self.told)
+        twin.to_deliver, twin.decided, twin.recorded = set(self.to_deliver), set(self.decided), list(self.recorded)
         return twin
 
     @property
@@ -230,7 +132,7 @@ class Model:
             self.late += 1
         else:
             self.repeated += 1
-        self._tell("resposta_tardia" if verdict == "late" else "resposta_repetida", task)
+        self._record("resposta_tardia" if verdict == "late" else "resposta_repetida", task)
         return verdict
 
     def _succeed(self, task: Task, reply: Reply, what: str, now: float) -> None:
@@ -239,7 +141,7 @@ class Model:
             task.progress = (None if task.progress[0] is None else 100.0, task.progress[1])
         task.result = reply.payload
         self._close(task, "concluida", None, "", now)
-        self._tell(what, task)
+        self._record(what, task)
         if not self.is_open:
             return
         self._send_and_skip(now)
@@ -248,7 +150,7 @@ class Model:
 
     def _fail(self, task: Task, reply: Reply, jitter: float, now: float) -> None:
         if self._passed(task, now):
-            self._tell("tentativa_falhou", task)
+            self._record("tentativa_falhou", task)
             self._time_out(task, now, has_failed=True)
             return
         delay = min(MAX_BACKOFF, task.step.backoff * 2 ** (task.attempts - 1)) * jitter
@@ -256,12 +158,12 @@ class Model:
         if may_retry and now + delay < self.deadline_of(task):
             task.status, task.to_send, task.retry_at, task.progress = "pendente", False, now + delay, (None, None)
             task.is_at_work = False
-            self._tell("tentativa_falhou", task)
+            self._record("tentativa_falhou", task)
             return
         self._close(task, "erro", "answer", f"^{reply.reason}{' .no time left' if may_retry else '$'}", now)
         task.has_letter = True
         self._decide_to_send(task)
-        self._tell("tarefa_erro", task)
+        self._record("tarefa_erro", task)
 
     def progressed(self, name: str, percent: float | None, note: str | None, attempt: int | None) -> str:
         task = self.tasks[name]
@@ -271,7 +173,7 @@ class Model:
         if is_overtaken or not task.is_open:
             return "late"
         task.progress, task.is_at_work = (task.progress[0] if percent is None else percent, note), True
-        self._tell("progresso", task)
+        self._record("progresso", task)
         return "applied"
 
     def sent(self, name: str, attempt: int, letter: bool, via: str, at: float) -> str:
@@ -284,7 +186,7 @@ class Model:
             task.sent_at = task.sent_at or at
         else:
             task.status, task.sent_at = "em_execucao", at
-            self._tell("tarefa_enviada", task)
+            self._record("tarefa_enviada", task)
         return "applied"
 
     def unsendable(self, name: str, attempt: int, reason: str, now: float) -> str:
@@ -294,7 +196,7 @@ class Model:
         if not is_asked_for or self._passed(task, now):
             return "nothing"
         self._close(task, "erro", "size", f"^{reason}$", now)
-        self._tell("tarefa_erro", task)
+        self._record("tarefa_erro", task)
         self._follow(now)
         return "applied"
 
@@ -318,7 +220,7 @@ class Model:
             if letters:
                 task.sent_at = None
         if lost:
-            self.told.append(("broker_perdido", None))
+            self.recorded.append(("broker_perdido", None))
         return "applied" if lost else "nothing"
 
     # -- timers -------------------------------------------------------------------------------------------------
@@ -360,7 +262,7 @@ class Model:
         what = "no success" if has_failed or task.retry_at is not None else "no answer" if was_sent else "not sent"
         motive = f"{what}.* in {in_words(limit or 0)}.*{task.failure or ''}"
         self._close(task, "timeout", "own deadline" if is_own else "run deadline", motive, now)
-        self._tell("tarefa_timeout", task)
+        self._record("tarefa_timeout", task)
 
     # -- what operators ask -------------------------------------------------------------------------------------
 
@@ -400,13 +302,13 @@ class Model:
             self.deadline = now + self.asked.timeout
             self.status, self.ended_at, self.is_cancelled = "em_execucao", None, False
             self.to_deliver.clear()
-            self.told.append(("orquestracao_reaberta", None))
+            self.recorded.append(("orquestracao_reaberta", None))
         for task in again:
             task.status, task.is_begun, task.allowed = "pendente", False, task.attempts + task.step.attempts
             task.deadline = task.ended_at = task.ended_by = task.failure = None
             task.progress, task.has_letter, task.to_send = (None, None), False, False
             task.is_at_work = False
-            self._tell("tarefa_reaberta", task)
+            self._record("tarefa_reaberta", task)
         self._follow(now)
 
     def discard(self, name: str) -> str:
@@ -414,7 +316,7 @@ class Model:
         if not task.has_letter:
             return "nothing"
         task.has_letter = task.to_send = False
-        self._tell("carta_morta_descartada", task)
+        self._record("carta_morta_descartada", task)
         return "applied"
 
     # -- delivery -----------------------------------------------------------------------------------------------
@@ -431,7 +333,7 @@ class Model:
             one.status, what = "nao_entregue", "entrega_abandonada"
         else:
             what = "entrega_falhou"
-        self.told.append((what, None))
+        self.recorded.append((what, None))
         return "applied"
 
     # -- what follows by itself ---------------------------------------------------------------------------------
@@ -448,9 +350,9 @@ class Model:
             self._begin(task, now)
         for task in self._until_none(lambda task: bool(self._failed_before(task))):
             self._close(task, "ignorada", "dependency", "", now)
-            self._tell("tarefa_ignorada", task)
+            self._record("tarefa_ignorada", task)
             skipped.append(task)
-        for task in skipped:  # any of those that stood in its way may be told as the reason
+        for task in skipped:  # any of those that stood in its way may be named as the reason
             self._blame(task, self._in_its_way(task))
 
     def _blame_others(self, causes: Sequence[Task]) -> None:
@@ -459,19 +361,19 @@ class Model:
         openings = tuple(f"'{one.step.id}' ended as" for one in causes)
         for task in self.tasks.values():
             if task.status == "ignorada":
-                left = frozenset(told for told in task.blamed if not told.startswith(openings))
+                left = frozenset(said for said in task.blamed if not said.startswith(openings))
                 late = frozenset(
                     f"'{one.step.id}' succeeded too late for it"
                     for one in causes
-                    if any(told.startswith(f"'{one.step.id}' ended as") for told in task.blamed)
+                    if any(said.startswith(f"'{one.step.id}' ended as") for said in task.blamed)
                 )
                 self._blame(task, left | self._in_its_way(task) or late or task.blamed)
 
     def _in_its_way(self, task: Task) -> frozenset[str]:
         return frozenset(f"'{one.step.id}' ended as {one.status}" for one in self._failed_before(task))
 
-    def _blame(self, task: Task, told: frozenset[str]) -> None:
-        task.blamed, task.motive = told, f"^({'|'.join(sorted(told))})$"
+    def _blame(self, task: Task, said: frozenset[str]) -> None:
+        task.blamed, task.motive = said, f"^({'|'.join(sorted(said))})$"
 
     def _until_none(self, condition: Callable[[Task], bool]) -> Iterator[Task]:
         def found() -> Task | None:
@@ -506,14 +408,14 @@ class Model:
         for task in self.tasks.values():
             if task.is_open:
                 self._close(task, "cancelada", by, f"^{motive}$", now)
-                self._tell("tarefa_cancelada", task)
+                self._record("tarefa_cancelada", task)
 
     def _end(self, now: float, ended_at: float | None) -> None:
         self.status, self.ended_at = self._end_status(), ended_at
         self.edition += 1
         self.deliveries = [Delivery(edition=self.edition, due_at=now + DELIVERY_LEASE) for _ in CHANNELS]
         self.to_deliver = set(range(len(CHANNELS)))
-        self.told.append(("orquestracao_encerrada", None))
+        self.recorded.append(("orquestracao_encerrada", None))
 
     @property
     def is_quorum_met(self) -> bool:
@@ -535,8 +437,8 @@ class Model:
         statuses = [task.status for task in self.tasks.values()]
         return next((status for status in ("erro", "timeout") if status in statuses), "cancelada")
 
-    def _tell(self, what: str, task: Task) -> None:
-        self.told.append((what, task.step.id))
+    def _record(self, what: str, task: Task) -> None:
+        self.recorded.append((what, task.step.id))
 
     # -- what a user sees ---------------------------------------------------------------------------------------
 
@@ -589,7 +491,7 @@ class Model:
             "opcional": task.step.optional,
             "fase": self._phase(task),
             "progresso": {"percentual": percent, "mensagem": note} if task.is_at_work else None,
-            "enviada_em": _moment(task.told_sent_at),
+            "enviada_em": _moment(task.shown_sent_at),
             "prazo": _moment(task.deadline),
             "proxima_tentativa_em": _moment(task.retry_at),
             "concluida_em": _moment(task.ended_at),

@@ -1,4 +1,4 @@
-"""Random stories of a run, told to the core and to the model of it; where the two differ is found after each step.
+"""Random stories of a run, played on the core and to the model of it; where the two differ is found after each step.
 
 A story is data: a run that is asked for, and steps that depend on nothing that came before, so that any of them can be
 left out and what remains is a story too. That is how a long one is made short.
@@ -39,8 +39,9 @@ from oraculo.wire.message import decode_message
 from oraculo.wire.timestamps import to_iso
 
 from .building import RUN_ID, START, check_laws, pipeline, run_of
-from .model import CHANNELS, MAX_BACKOFF, Asked, Model, Reply, Step
-from .model import Task as ModelTask
+from .model import CHANNELS, MAX_BACKOFF, Model
+from .model_state import Asked, Reply, Step
+from .model_state import Task as ModelTask
 
 RUN_TIMEOUT = 30.0
 QUEUES = ("escavador_a", "escavador_b", "executador_c", "d-queue")
@@ -107,17 +108,17 @@ class Stage:
 
     def apply(self, event: Event, expected: str | None) -> None:
         """`expected`: the verdict of the model, which has had the event."""
-        told = len(self.changes.history)
+        said = len(self.changes.history)
         verdict = str(machine.apply(self.run, event, self.now, self.changes))
         _expect("the verdict", verdict, expected)
-        self._check(told)
+        self._check(said)
 
     def answer(self, reply: Reply, redelivered: bool, jitter: float) -> None:
         self.replies.append(reply)
         event = read_answer(self.run, decode_message(_encoded(reply)), jitter, redelivered=redelivered)
         expected = self.model.answered(reply, redelivered, jitter, self.now)
         if isinstance(event, str):
-            _expect("whose it is", event, expected and f"told, and the answer is {expected}", same=expected is None)
+            _expect("whose it is", event, expected and f"recorded, and the answer is {expected}", same=expected is None)
         else:
             self.apply(event, expected)
 
@@ -147,7 +148,7 @@ class Stage:
 
     # -- where they differ --------------------------------------------------------------------------------------
 
-    def _check(self, told: int) -> None:
+    def _check(self, said: int) -> None:
         _expect("the run", _seen(self.run), self.model.view())
         for task in self.run.tasks:
             expected = self.model.tasks[self.run.plan.steps[task.number].id]
@@ -157,11 +158,15 @@ class Stage:
             matches = (task.reason is None) if not motive else bool(re.search(motive, task.reason or ""))
             _expect(f"the reason of {expected.step.id}", task.reason, motive, same=matches)
         _expect("the timer of the run", self.run.head.due_at, self.model.rings_at)
-        _expect("the history", sorted(map(self._told, self.changes.history[told:])), sorted(map(str, self.model.told)))
-        self.model.told.clear()
+        _expect(
+            "the history",
+            sorted(map(self._recorded, self.changes.history[said:])),
+            sorted(map(str, self.model.recorded)),
+        )
+        self.model.recorded.clear()
         check_laws(self.run)
 
-    def _told(self, entry: HistoryEntry) -> str:
+    def _recorded(self, entry: HistoryEntry) -> str:
         return str((str(entry.what), None if entry.task is None else self.run.plan.steps[entry.task].id))
 
 
@@ -299,13 +304,13 @@ class Answer:
     def _names(self, step: Step) -> dict[str, str]:
         """Return the fields of the payload that name the destination."""
         short = step.queue.removeprefix("escavador_").removeprefix("executador_")
-        told = {
+        said = {
             "task": {"tarefa": step.id},
             "queue": {"destino": step.queue},
             "short": {"fonte": short},
             "both": {"destino": step.queue, "fonte": step.id},
         }
-        return told.get(self.how, {})
+        return said.get(self.how, {})
 
     def _said(self) -> dict[str, Any]:
         if self.ok:
@@ -412,8 +417,8 @@ class LoseBroker:
 
     def play(self, stage: Stage) -> None:
         before = None if self.ago is None else stage.now - self.ago
-        told = stage.model.lost(self.via, self.letters, before, stage.now)
-        stage.apply(BrokerLost(self.via, self.letters, before), told)
+        said = stage.model.lost(self.via, self.letters, before, stage.now)
+        stage.apply(BrokerLost(self.via, self.letters, before), said)
 
 
 @dataclass(frozen=True)
@@ -553,9 +558,9 @@ def _pipeline_step(step: Step) -> dict[str, Any]:
 
 
 def _encoded(reply: Reply) -> bytes:
-    told = {"tarefa": reply.tarefa, "tentativa": reply.tentativa}
+    said = {"tarefa": reply.tarefa, "tentativa": reply.tentativa}
     body = {"correlation_id": RUN_ID, "tipo_evento": reply.event, "timestamp": reply.timestamp}
-    head = json.dumps(body | {name: value for name, value in told.items() if value is not None})
+    head = json.dumps(body | {name: value for name, value in said.items() if value is not None})
     return head[:-1].encode() + b', "payload": ' + reply.payload + b"}"
 
 

@@ -35,7 +35,7 @@ def test_a_payload_is_handed_on_exactly_as_it_came() -> None:
     assert b'{ "n":1.10, "big": 1e999 }' in encode_aggregate(driver.run)
 
 
-def test_every_kind_of_end_is_counted_and_every_failure_told() -> None:
+def test_every_kind_of_end_is_counted_and_every_failure_reported() -> None:
     driver = flow("a", "b", "c<b", "d", {"type": "e", "timeout": 5}).sent()
     driver.ok("a")
     driver.fail_for_good("b", "boom")

@@ -129,8 +129,8 @@ def test_that_the_deadline_passed_is_not_believed_of_a_worker_for_which_it_is_st
     event = read_answer(driver.run, refusal, 0.5, now=driver.run.head.deadline - left)
     assert isinstance(event, Answered)
     assert event.retryable is not is_believed, "a worker whose clock is right may take it"
-    told = NOT_IN_TIME if is_believed else f"{NOT_IN_TIME} by the clock of its worker, {left} s too early"
-    assert event.reason.startswith(told)
+    said = NOT_IN_TIME if is_believed else f"{NOT_IN_TIME} by the clock of its worker, {left} s too early"
+    assert event.reason.startswith(said)
     assert ("NTP" in event.reason) is not is_believed
 
 
@@ -182,8 +182,8 @@ def test_then_the_only_open_one_that_awaits_such_an_answer() -> None:
 
 
 def test_a_tarefa_that_is_not_known_leaves_it_to_the_only_open_one() -> None:
-    for told in ("nobody", ""):
-        assert task_of(fan_out("escavador_a").sent(), {}, tarefa=told) == "escavador_a"
+    for said in ("nobody", ""):
+        assert task_of(fan_out("escavador_a").sent(), {}, tarefa=said) == "escavador_a"
 
 
 def test_a_nameless_answer_that_is_delivered_again_is_not_that_of_the_next_step() -> None:
@@ -301,24 +301,24 @@ def test_the_prefix_does_not_change_which_name_counts_first() -> None:
     assert event.task == 0
 
 
-def test_a_name_in_the_payload_that_nothing_has_is_told() -> None:
+def test_a_name_in_the_payload_that_nothing_has_is_reported() -> None:
     assert "'tiktok' in its payload is not one of its destinations; open were" in str(
         read(three(), {"fonte": "tiktok"})
     )
 
 
-def test_ambiguity_is_told_with_what_was_open() -> None:
+def test_ambiguity_is_reported_with_what_was_open() -> None:
     assert read(three(), {"dados": []}) == (
         "no task of run abc123 fits this resultado_coleta: it does not name one; "
         "open were: escavador_youtube, escavador_blog, executador_relatorio"
     )
 
 
-def test_a_wrong_tarefa_is_told() -> None:
+def test_a_wrong_tarefa_is_reported() -> None:
     assert "'nobody' is not one of its tasks; open were: escavador_youtube," in str(read(three(), {}, tarefa="nobody"))
 
 
-def test_nothing_open_is_told() -> None:
+def test_nothing_open_is_reported() -> None:
     driver = fan_out("escavador_a", "escavador_b").sent()
     driver.ok("escavador_a")
     driver.ok("escavador_b")
@@ -336,10 +336,10 @@ def test_a_source_that_a_processor_only_echoes_does_not_make_its_answer_the_coll
     assert task_of(driver, {"fonte": "youtube"}, "resultado_execucao") == "executador_relatorio"
 
 
-def test_very_many_open_ones_are_told_in_part() -> None:
+def test_very_many_open_ones_are_reported_in_part() -> None:
     names = [f"escavador_{n}" for n in range(20)] + [f"executador_{n}" for n in range(5)]
-    told = str(read(fan_out(*names).sent(), {}))
-    assert told.endswith(f"; open were: {', '.join(names[:10])} and 15 more")
+    said = str(read(fan_out(*names).sent(), {}))
+    assert said.endswith(f"; open were: {', '.join(names[:10])} and 15 more")
 
 
 def test_what_has_not_been_sent_awaits_nothing() -> None:
@@ -365,16 +365,16 @@ def test_a_queue_of_many_is_settled_when_only_one_of_it_is_open() -> None:
 
 def test_a_queue_of_many_none_of_which_was_sent_yet_settles_nothing() -> None:
     later = [{"type": "t", "id": f"a{n}", "queue": "escavador_a", "dependsOn": ["escavador_x"]} for n in (1, 2)]
-    told = read(flow("escavador_x", *later).sent(), {"destino": "escavador_a"})
-    assert str(told).endswith("it does not name one; open were: escavador_x")
+    said = read(flow("escavador_x", *later).sent(), {"destino": "escavador_a"})
+    assert str(said).endswith("it does not name one; open were: escavador_x")
 
 
 def test_an_answer_that_names_one_destination_is_never_given_to_another() -> None:
     driver = two_on_one_queue()
     driver.ok("a1")
     driver.ok("a2")
-    told = read(driver, {"destino": "escavador_a"})
-    assert str(told).endswith("; open were: b"), "b is the only open one, but it was not meant"
+    said = read(driver, {"destino": "escavador_a"})
+    assert str(said).endswith("; open were: b"), "b is the only open one, but it was not meant"
     late = fan_out("escavador_a", "escavador_b").sent()
     late.ok("escavador_a")
     assert task_of(late, {"destino": "escavador_a"}) == "escavador_a"
@@ -387,9 +387,9 @@ def test_a_name_that_settles_it_may_stand_behind_one_that_does_not() -> None:
 # -- the attempt ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("told", "read_as"), [(None, None), (1, 1), (2, None), (2**64, None)])
-def test_an_attempt_that_was_never_made_tells_nothing(told: int | None, read_as: int | None) -> None:
-    fields: dict[str, Any] = {} if told is None else {"tentativa": told}
+@pytest.mark.parametrize(("said", "read_as"), [(None, None), (1, 1), (2, None), (2**64, None)])
+def test_an_attempt_that_was_never_made_shows_nothing(said: int | None, read_as: int | None) -> None:
+    fields: dict[str, Any] = {} if said is None else {"tentativa": said}
     for payload in ({}, {"status": "erro"}):
         event = read(fan_out("escavador_a").sent(), payload, **fields)
         assert isinstance(event, Answered)
@@ -417,7 +417,7 @@ def test_progress(payload: dict[str, Any], percent: float | None, note: str | No
     assert event == Progressed(0, percent, note)
 
 
-def test_progress_tells_the_attempt_that_it_is_of() -> None:
+def test_progress_shows_the_attempt_that_it_is_of() -> None:
     driver = fan_out("escavador_a").sent()
     assert read(driver, {"percentual": 1}, "progresso", tentativa=1) == Progressed(0, 1.0, None, 1)
     assert read(driver, {"percentual": 1}, "progresso", tentativa=2) == Progressed(0, 1.0, None), "it was never made"

@@ -1,12 +1,12 @@
 from oraculo.core.log_throttle import LogThrottle
 
 
-def test_the_same_is_told_once_a_minute_with_how_often_it_was_met() -> None:
+def test_the_same_is_logged_once_a_minute_with_how_often_it_was_met() -> None:
     repeats = LogThrottle()
     assert [repeats.times("away", second) for second in range(130)] == [1, *[0] * 59, 60, *[0] * 59, 60, *[0] * 9]
 
 
-def test_something_else_is_told_at_once_and_what_comes_in_turns_is_not_told_at_every_turn() -> None:
+def test_something_else_is_logged_at_once_and_what_comes_in_turns_is_not_logged_at_every_turn() -> None:
     repeats = LogThrottle()
     assert [repeats.times(what, 0) for what in ("away", "full", "away", "full")] == [1, 1, 0, 0]
     for second in range(10, 60, 10):
@@ -14,7 +14,7 @@ def test_something_else_is_told_at_once_and_what_comes_in_turns_is_not_told_at_e
     assert [repeats.times(what, 60) for what in ("away", "full")] == [7, 7]
 
 
-def test_after_a_while_without_it_it_is_told_at_once_and_as_one() -> None:
+def test_after_a_while_without_it_it_is_logged_at_once_and_as_one() -> None:
     repeats = LogThrottle()
     assert [repeats.times("away", second) for second in (0, 1, 2, 63, 64, 90_000)] == [1, 0, 0, 1, 0, 1]
 

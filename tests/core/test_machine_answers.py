@@ -26,7 +26,7 @@ def test_at_the_start_all_that_depends_on_nothing_is_sent() -> None:
     assert driver.statuses == {"a": "pendente", "b": "pendente", "c": "pendente"}
     assert set(driver.changes.tasks) == {0, 1, 2}
     assert driver.head.due_at == driver.head.deadline == START + 60
-    assert driver.told() == [("orquestracao_iniciada", None)]
+    assert driver.recorded() == [("orquestracao_iniciada", None)]
 
 
 def test_a_sent_task_is_in_execution() -> None:
@@ -34,7 +34,7 @@ def test_a_sent_task_is_in_execution() -> None:
     assert driver.apply(Sent(0, 1)) is Verdict.APPLIED
     assert driver.statuses == {"a": "em_execucao"}
     assert (driver.task("a").sent_at, driver.task("a").unsent) == (START + 2, False)
-    assert driver.told(last=1) == [("tarefa_enviada", "a")]
+    assert driver.recorded(last=1) == [("tarefa_enviada", "a")]
 
 
 @pytest.mark.parametrize("event", [Sent(0, 2), Sent(0, 1, dead_letter=True)])
@@ -61,7 +61,7 @@ def test_a_success_closes_the_task_and_the_last_one_the_run() -> None:
     assert driver.at(6).ok("b") is Verdict.APPLIED
     assert (driver.status, driver.head.ended_at, driver.head.edition) == ("concluida", START + 6, 1)
     assert driver.changes.ended
-    assert driver.told(last=2) == [("tarefa_concluida", "b"), ("orquestracao_encerrada", None)]
+    assert driver.recorded(last=2) == [("tarefa_concluida", "b"), ("orquestracao_encerrada", None)]
     assert driver.history[-1].detail == "concluida, versao 1"
 
 
@@ -151,7 +151,7 @@ def test_the_last_attempts_failure_is_final_and_goes_to_the_dead_letters() -> No
         driver.now,
     )
     assert (task.dead_letter, task.unsent, driver.dead_letters) == (True, True, [(0, 3)])
-    assert driver.told(last=2) == [("tarefa_erro", "a"), ("orquestracao_encerrada", None)]
+    assert driver.recorded(last=2) == [("tarefa_erro", "a"), ("orquestracao_encerrada", None)]
     assert driver.apply(Sent(0, 3)) is Verdict.NOTHING
     assert driver.apply(Sent(0, 3, dead_letter=True)) is Verdict.APPLIED
     assert (task.dead_letter, task.unsent) == (True, False)
@@ -180,13 +180,13 @@ def test_a_moment_less_and_there_is_time_for_it() -> None:
 # -- repeats ----------------------------------------------------------------------------------------------------
 
 
-def test_a_second_success_is_counted_and_told_and_changes_nothing() -> None:
+def test_a_second_success_is_counted_and_reported_and_changes_nothing() -> None:
     driver = fan_out("a", "b").sent()
     driver.ok("a", b'{"n": 1}')
     assert driver.ok("a", b'{"n": 2}') is Verdict.DUPLICATE
     assert driver.fail("a", attempt=1) is Verdict.DUPLICATE
     assert (driver.task("a").result, driver.head.duplicates, driver.head.late) == (b'{"n": 1}', 2, 0)
-    assert driver.told(last=1) == [("resposta_repetida", "a")]
+    assert driver.recorded(last=1) == [("resposta_repetida", "a")]
 
 
 def test_a_success_after_the_final_failure_is_a_repeat_too() -> None:
@@ -231,7 +231,7 @@ def test_a_worker_that_fails_the_same_way_twice_has_failed_twice() -> None:
     assert driver.fail("a", mark=7) is Verdict.APPLIED
 
 
-def test_strays_are_told_up_to_a_limit_and_counted_for_ever() -> None:
+def test_strays_are_reported_up_to_a_limit_and_counted_for_ever() -> None:
     driver = fan_out("a", "b").sent()
     driver.ok("a")
     for _ in range(MAX_STRAY_ENTRIES + 5):
@@ -251,7 +251,7 @@ def test_an_answer_after_the_timeout_is_late(failed: bool) -> None:
     driver.at(30).run_due()
     assert (driver.fail("a") if failed else driver.ok("a")) is Verdict.LATE
     assert (driver.status, driver.statuses["a"], driver.head.late, driver.head.edition) == ("parcial", "timeout", 1, 1)
-    assert driver.told(last=1) == [("resposta_tardia", "a")]
+    assert driver.recorded(last=1) == [("resposta_tardia", "a")]
 
 
 def test_what_stays_skipped_after_an_amendment_names_a_task_that_still_stands_in_its_way() -> None:
@@ -284,7 +284,7 @@ def test_an_answer_to_a_task_that_was_cancelled_before_it_was_sent_is_unknown() 
 # -- progress ---------------------------------------------------------------------------------------------------
 
 
-def test_progress_is_kept_and_told() -> None:
+def test_progress_is_kept_and_reported() -> None:
     driver = fan_out("a").sent()
     assert driver.apply(Progressed(0, 12.5, "lendo")) is Verdict.APPLIED
     assert (driver.task("a").percent, driver.task("a").note) == (12.5, "lendo")
@@ -295,7 +295,7 @@ def test_progress_is_kept_and_told() -> None:
     assert driver.task("a").percent == 100
     quiet = fan_out("a").sent()
     quiet.ok("a")
-    assert quiet.task("a").percent is None, "a worker that tells no progress has made none that could be shown"
+    assert quiet.task("a").percent is None, "a worker that reports no progress has made none that could be shown"
     assert driver.apply(Progressed(0, 50.0)) is Verdict.LATE
 
 
@@ -323,4 +323,4 @@ def test_a_worker_gone_mad_cannot_fill_the_history() -> None:
     assert driver.task("a").percent == (limit + 49) % 100
     driver.apply(Answered(0, 1, OK))
     driver.apply(Answered(1, 1, OK))
-    assert driver.told(last=1) == [("orquestracao_encerrada", None)], "the end is told all the same"
+    assert driver.recorded(last=1) == [("orquestracao_encerrada", None)], "the end is recorded all the same"

@@ -28,8 +28,8 @@ def test_only_what_the_lost_broker_took_and_nobody_answered_is_sent_again() -> N
     assert driver.apply(BrokerLost("rabbitmq")) is Verdict.APPLIED
     assert driver.commands == [(2, 1)], "the same attempt, so that a worker knows it for a repeat"
     assert [task.unsent for task in driver.run.tasks] == [False, False, True]
-    told = driver.history[-1]
-    assert (told.what, told.detail) == (Happened.BROKER_LOST, "rabbitmq: 1 of its messages is sent again")
+    said = driver.history[-1]
+    assert (said.what, said.detail) == (Happened.BROKER_LOST, "rabbitmq: 1 of its messages is sent again")
 
 
 def test_it_is_in_work_all_the_time() -> None:
@@ -147,7 +147,7 @@ def test_what_was_decided_before_in_the_same_batch_is_kept() -> None:
     assert (changes.commands, changes.dead_letters) == ([(1, 2), (2, 1)], [(1, 1), (0, 1)])
 
 
-def test_what_was_sent_and_lost_is_not_told_as_never_sent() -> None:
+def test_what_was_sent_and_lost_is_not_reported_as_never_sent() -> None:
     driver = three().at(299)
     driver.apply(BrokerLost("rabbitmq"))
     driver.at(300).run_due()
@@ -156,10 +156,10 @@ def test_what_was_sent_and_lost_is_not_told_as_never_sent() -> None:
     assert driver.task("escavador_a").reason == lost
 
 
-def test_why_what_was_lost_was_not_sent_again_is_told() -> None:
+def test_why_what_was_lost_was_not_sent_again_is_reported() -> None:
     driver = three().at(299)
     driver.apply(BrokerLost("rabbitmq"))
     driver.at(300).apply(RunDue({"escavador_a": "it is full"}))
-    told = "the broker that had the command was lost, and it was not sent again (it is full)"
-    assert driver.task("escavador_a").reason == f"no answer in 5 min; {told}"
+    said = "the broker that had the command was lost, and it was not sent again (it is full)"
+    assert driver.task("escavador_a").reason == f"no answer in 5 min; {said}"
     assert driver.task("escavador_b").reason == "no answer in 5 min"

@@ -45,7 +45,7 @@ def test_delivered() -> None:
     assert driver.head.due_at is None
 
 
-def test_a_delivery_that_is_told_twice_changes_nothing() -> None:
+def test_a_delivery_that_is_reported_twice_changes_nothing() -> None:
     driver = ended()
     driver.apply(Delivered(0, 1))
     assert driver.apply(Delivered(0, 1)) is Verdict.NOTHING
@@ -74,7 +74,7 @@ def test_a_delivery_is_given_up() -> None:
     driver.apply(DeliveryFailed(0, 1, "gone", None))
     webhook = driver.head.deliveries[0]
     assert (webhook.status, webhook.error, driver.head.due_at) == ("nao_entregue", "gone", None)
-    assert driver.told(last=1) == [("entrega_abandonada", None)]
+    assert driver.recorded(last=1) == [("entrega_abandonada", None)]
     assert driver.apply(Delivered(0, 1)) is Verdict.NOTHING
     assert driver.at(1000).run_due() is Verdict.NOTHING
 

@@ -21,7 +21,7 @@ def test_cancel_closes_what_is_open_and_keeps_what_ended() -> None:
     assert driver.statuses == {"a": "concluida", "b": "cancelada", "c": "cancelada"}
     assert (driver.status, driver.head.cancelled, driver.head.ended_at) == ("cancelada", True, START + 4)
     assert (driver.task("b").cause, driver.task("b").reason) == (Cause.REQUEST, "enough")
-    assert driver.told(last=3) == [
+    assert driver.recorded(last=3) == [
         ("tarefa_cancelada", "b"),
         ("tarefa_cancelada", "c"),
         ("orquestracao_encerrada", None),
@@ -69,7 +69,7 @@ def test_repeat_runs_again_only_what_failed_and_keeps_what_succeeded() -> None:
     assert (driver.status, driver.head.ended_at, driver.head.deadline) == ("em_execucao", None, START + 130)
     assert driver.task("a").result == b'{"n": 1}'
     assert driver.changes.ended is False
-    assert driver.told(last=4) == [
+    assert driver.recorded(last=4) == [
         ("orquestracao_reaberta", None),
         ("tarefa_reaberta", "b"),
         ("tarefa_reaberta", "c"),
@@ -278,12 +278,12 @@ def test_a_task_that_was_cancelled_before_it_was_sent_cannot_be_redriven_alone()
 # -- discard ----------------------------------------------------------------------------------------------------
 
 
-def test_a_discarded_dead_letter_is_told_and_not_sent_any_more() -> None:
+def test_a_discarded_dead_letter_is_reported_and_not_sent_any_more() -> None:
     driver = fan_out("a").sent()
     driver.fail_for_good("a")
     assert driver.apply(DeadLetterDiscarded(0)) is Verdict.APPLIED
     assert (driver.task("a").dead_letter, driver.task("a").unsent, driver.status) == (False, False, "erro")
-    assert driver.told(last=1) == [("carta_morta_descartada", "a")]
+    assert driver.recorded(last=1) == [("carta_morta_descartada", "a")]
     assert driver.apply(DeadLetterDiscarded(0)) is Verdict.NOTHING
     assert driver.apply(Sent(0, 1, dead_letter=True)) is Verdict.NOTHING
 

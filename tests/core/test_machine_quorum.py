@@ -32,7 +32,7 @@ def test_the_rest_of_a_quorum_is_cancelled_with_its_reason() -> None:
     assert driver.statuses == {"a": "concluida", "b": "cancelada", "c": "cancelada"}
     assert (driver.task("b").cause, driver.task("b").reason) == (Cause.QUORUM, "the quorum of 1 was met without it")
     assert not driver.task("c").unsent, "what is cancelled is not sent any more"
-    assert driver.told(last=3) == [
+    assert driver.recorded(last=3) == [
         ("tarefa_cancelada", "b"),
         ("tarefa_cancelada", "c"),
         ("orquestracao_encerrada", None),
@@ -135,7 +135,7 @@ def test_a_late_success_gives_the_aggregate_again_as_versao_2() -> None:
     assert driver.changes.ended
     assert driver.changes.deliver, "it is delivered again"
     assert driver.head.ended_at == driver.head.created_at + 30, "the run ended when it ended"
-    assert driver.told(last=2) == [("resposta_tardia_aceita", "b"), ("orquestracao_encerrada", None)]
+    assert driver.recorded(last=2) == [("resposta_tardia_aceita", "b"), ("orquestracao_encerrada", None)]
     assert driver.ok("b") is Verdict.DUPLICATE
 
 

@@ -21,7 +21,11 @@ def test_at_the_runs_deadline_what_is_open_is_marked_and_the_run_ends() -> None:
     assert driver.status == "parcial"
     assert (driver.task("b").cause, driver.task("b").reason) == (Cause.RUN_DEADLINE, "no answer in 30 s")
     assert driver.head.due_at is None
-    assert driver.told(last=3) == [("tarefa_timeout", "b"), ("tarefa_timeout", "c"), ("orquestracao_encerrada", None)]
+    assert driver.recorded(last=3) == [
+        ("tarefa_timeout", "b"),
+        ("tarefa_timeout", "c"),
+        ("orquestracao_encerrada", None),
+    ]
 
 
 def test_a_run_of_which_nothing_was_ever_confirmed_ends_too() -> None:
@@ -78,7 +82,7 @@ def test_who_had_it_in_work_did_not_leave_it_in_the_queue() -> None:
     assert driver.task("a").reason == "no answer in 30 s"
 
 
-def test_the_deadline_that_came_is_the_one_that_is_told() -> None:
+def test_the_deadline_that_came_is_the_one_that_is_reported() -> None:
     driver = fan_out({"fila": "a", "timeout": 60}, timeout=30).sent().at(30)
     driver.run_due()
     assert driver.task("a").reason == "no answer in 30 s"
@@ -113,8 +117,8 @@ def test_a_failure_that_comes_before_the_timer_and_after_the_deadline_is_the_dea
     reason = f"no success in {waited}; attempt 1 failed: deadline passed before it was started"
     assert driver.task("a").reason == reason
     assert not driver.task("a").dead_letter
-    told = [("tentativa_falhou", "a"), ("tarefa_timeout", "a"), ("orquestracao_encerrada", None)]
-    assert driver.told(last=3) == told
+    said = [("tentativa_falhou", "a"), ("tarefa_timeout", "a"), ("orquestracao_encerrada", None)]
+    assert driver.recorded(last=3) == said
 
 
 def test_such_a_failure_that_is_delivered_again_is_a_duplicate() -> None:
@@ -139,7 +143,7 @@ def test_a_retry_that_the_earlier_deadline_leaves_no_time_for_is_not_waited_for(
     assert (driver.statuses, driver.task("a").reason) == ({"a": "erro"}, reason)
 
 
-def test_a_retry_that_waits_at_the_deadline_tells_what_failed() -> None:
+def test_a_retry_that_waits_at_the_deadline_shows_what_failed() -> None:
     driver = flow({"type": "a", "retry": {"maxAttempts": 2, "backoff": 50}}, timeout=60).sent()
     driver.fail("a", "boom", jitter=0.9)
     driver.at(60).run_due()
@@ -352,4 +356,4 @@ def test_a_step_behind_two_failures_is_skipped_once() -> None:
     assert driver.task("c").cause is Cause.DEPENDENCY
     driver.fail_for_good("b")
     assert driver.head.skipped == 2
-    assert [what for what, _ in driver.told()].count("tarefa_ignorada") == 2
+    assert [what for what, _ in driver.recorded()].count("tarefa_ignorada") == 2

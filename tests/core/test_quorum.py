@@ -57,7 +57,7 @@ def test_how_many_a_quorum_needs(quorum: int | str | None, total: int, needed: i
         pytest.param(2**20_000, id="long"),
     ],
 )
-def test_what_is_no_quorum_is_told_with_what_would_be_right(quorum: object) -> None:
+def test_what_is_no_quorum_is_reported_with_what_would_be_right(quorum: object) -> None:
     assert str(quorum_fault(quorum, 5)).startswith('must be "all", a whole number from 1 to 5, or a percentage')
 
 

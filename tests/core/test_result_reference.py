@@ -62,7 +62,7 @@ def test_whatever_the_ids_are_a_reference_is_read_by_its_run_and_by_no_other(
         ("ç" * 17, blake2b(b"%C3%A7" * 17, digest_size=16).hexdigest()),
     ],
 )
-def test_a_key_is_made_as_docs_large_results_tells_it(task: str, name: str) -> None:
+def test_a_key_is_made_as_docs_large_results_shows_it(task: str, name: str) -> None:
     """Workers without the SDK make such keys themselves."""
     run, content = (blake2b(text, digest_size=16).hexdigest() for text in ("execução-1".encode(), BODY))
     key = f"{run[:2]}/{run}/{name}-{content}.json"

@@ -55,7 +55,7 @@ def test_changes_begin_empty_on_the_version_they_were_decided_on() -> None:
     assert (changes.tasks, changes.history, changes.commands, changes.dead_letters) == ({}, [], [], [])
 
 
-def test_changes_keep_a_task_once_and_number_what_they_tell() -> None:
+def test_changes_keep_a_task_once_and_number_what_they_show() -> None:
     run = run_of({"destinos": ["a"]})
     changes = Changes(run)
     changes.touch(run.tasks[0])

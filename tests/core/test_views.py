@@ -112,7 +112,7 @@ def test_the_tasks_are_encoded_one_by_one() -> None:
 
 
 @pytest.mark.parametrize(("percent", "note"), [(40.0, None), (None, "lendo")])
-def test_progress_is_shown_when_only_half_of_it_was_told(percent: float | None, note: str | None) -> None:
+def test_progress_is_shown_when_only_half_of_it_was_reported(percent: float | None, note: str | None) -> None:
     driver = fan_out("a").sent()
     driver.apply(Progressed(0, percent, note))
     assert shown(driver.run)["tarefas"][0]["progresso"] == {"percentual": percent, "mensagem": note}

@@ -9,7 +9,7 @@ import pytest
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.engine.service import Role
 from oraculo.pipeline import bridges
-from oraculo.pipeline.bridges import Beyond, Bridge
+from oraculo.pipeline.bridges import Bridge, ForeignQueue
 from oraculo.ports.broker import Capabilities
 from oraculo.ports.broker_admin import QueueState
 from oraculo.ports.clock import SystemClock
@@ -49,8 +49,8 @@ class Idle:
 
     async def start(self) -> None: ...
 
-    async def beyond(self, destination: Bridge) -> Beyond | None:
-        return Beyond(f"the queue of {destination.url}", 3, listening=0)
+    async def state_of(self, destination: Bridge) -> ForeignQueue | None:
+        return ForeignQueue(f"the queue of {destination.url}", 3, listening=0)
 
     async def stop(self) -> None: ...
 
@@ -137,8 +137,8 @@ class Watching:
     def __init__(self) -> None:
         self.is_open = True
 
-    async def beyond(self, destination: Bridge) -> Beyond | None:
-        return Beyond(f"the queue of {destination.url}", 3, listening=0)
+    async def state_of(self, destination: Bridge) -> ForeignQueue | None:
+        return ForeignQueue(f"the queue of {destination.url}", 3, listening=0)
 
     async def stop(self) -> None:
         self.is_open = False
@@ -146,9 +146,9 @@ class Watching:
 
 @pytest.mark.parametrize("destination", BEHIND_BULLMQ)
 async def test_an_api_beside_engines_tells_how_it_is_beyond_their_bridges(destination: str) -> None:
-    broker, outlook = Counting(SystemClock()), Watching()
+    broker, watching = Counting(SystemClock()), Watching()
     oraculo = Harness(broker=broker, settings=MAPPED, role=Role.FRONT)
-    oraculo.engine.outlooks = [outlook]
+    oraculo.engine.foreign_queues = [watching]
     async with oraculo:
         for queue in (bridges.QUEUES[bridges.BULLMQ], "images-queue"):
             await broker.consume(queue, prefetch=1)  # as the engine's bridge does
@@ -159,8 +159,8 @@ async def test_an_api_beside_engines_tells_how_it_is_beyond_their_bridges(destin
             return ", and nobody listens on the queue of bullmq://images-queue)" in told
 
         await until(explained, saying="how it is beyond the bridge")
-        assert outlook.is_open
-    assert not outlook.is_open
+        assert watching.is_open
+    assert not watching.is_open
 
 
 @pytest.mark.parametrize("destination", BEHIND_BULLMQ)

@@ -38,7 +38,7 @@ def test_a_url_is_read_and_written_the_same(url: str, bridge: Bridge) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "said"),
     [
         ("kafka://topic", "unknown scheme 'kafka'"),
         ("celery://", "task: must name the task"),
@@ -53,10 +53,10 @@ def test_a_url_is_read_and_written_the_same(url: str, bridge: Bridge) -> None:
         ("bullmq://q?attempts", "options that cannot be read"),
     ],
 )
-def test_a_bad_url_is_told_with_what_would_be_right(url: str, told: str) -> None:
+def test_a_bad_url_is_reported_with_what_would_be_right(url: str, said: str) -> None:
     fault = read_bridge(url)
     assert isinstance(fault, str)
-    assert told in fault
+    assert said in fault
 
 
 def test_a_fan_out_goes_to_bridges_and_queues_alike() -> None:
@@ -127,7 +127,7 @@ def test_a_definition_is_shown_as_it_could_be_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "field", "told"),
+    ("step", "field", "said"),
     [
         ({"celery": "tasks.add"}, "celery", "must be an object"),
         ({"id": "a", "celery": {}}, "celery.task", "must name the task"),
@@ -142,7 +142,7 @@ def test_a_definition_is_shown_as_it_could_be_written() -> None:
         ({"id": "a", "queue": "ponte-bullmq"}, "queue", "a bridge's own queue"),
     ],
 )
-def test_a_bad_step_is_told_with_its_field(step: dict[str, object], field: str, told: str) -> None:
+def test_a_bad_step_is_reported_with_its_field(step: dict[str, object], field: str, said: str) -> None:
     with pytest.raises(InvalidPipeline) as refusal:
         parsed(step)
-    assert any(field in fault.field and told in fault.problem for fault in refusal.value.faults), refusal.value.faults
+    assert any(field in fault.field and said in fault.problem for fault in refusal.value.faults), refusal.value.faults

@@ -63,9 +63,9 @@ def test_a_step_that_waits_for_itself() -> None:
 
 def test_a_very_long_cycle_is_shortened() -> None:
     steps = [{"type": f"s{n}", "dependsOn": [f"s{(n + 1) % 10_000}"]} for n in range(10_000)]
-    told = only_fault(*steps)
-    assert told.endswith("→ … 9981 more … → s0")
-    assert len(told) < 400
+    said = only_fault(*steps)
+    assert said.endswith("→ … 9981 more … → s0")
+    assert len(said) < 400
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_an_unknown_key_of_the_pipeline_and_of_retry() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "told"),
+    ("step", "said"),
     [
         ("texto", "steps[0]: a step is an object with `type`; got 'texto'"),
         ({}, "steps[0].type: is required: a job type or the name of a queue"),
@@ -169,8 +169,8 @@ def test_an_unknown_key_of_the_pipeline_and_of_retry() -> None:
         ({"queue": "q", "type": 3}, "steps[0].type: must be a text: a job type or the name of a queue; got 3, which"),
     ],
 )
-def test_a_fault_of_a_step_names_the_step(step: Any, told: str) -> None:
-    assert told in only_fault(step)
+def test_a_fault_of_a_step_names_the_step(step: Any, said: str) -> None:
+    assert said in only_fault(step)
 
 
 @pytest.mark.parametrize("inside", [lambda inner: {"x": inner}, lambda inner: [inner]], ids=["objects", "lists"])
@@ -178,13 +178,13 @@ def test_what_json_cannot_hold_is_found_deep_inside_config(inside: Callable[[obj
     value: object = {3: 4}
     for _ in range(150):
         value = inside(value)
-    told = only_fault({"type": "a", "config": {"k": value}})
-    assert told.startswith("steps[0] (a).config: the key 3 of `config.k")
-    assert told.endswith("` must be a text; put it in quotes")
+    said = only_fault({"type": "a", "config": {"k": value}})
+    assert said.startswith("steps[0] (a).config: the key 3 of `config.k")
+    assert said.endswith("` must be a text; put it in quotes")
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "said"),
     [
         ({"description": 3}, "description: must be a string; got 3"),
         ({"timeout": "x"}, "timeout: must be a number of seconds; got 'x'"),
@@ -200,11 +200,11 @@ def test_what_json_cannot_hold_is_found_deep_inside_config(inside: Callable[[obj
         ({"name": None}, "name: is required: 1 to 128 letters"),
     ],
 )
-def test_a_fault_of_the_pipeline_names_the_key(options: dict[str, Any], told: str) -> None:
-    assert only_fault({"type": "a"}, **options).startswith(told)
+def test_a_fault_of_the_pipeline_names_the_key(options: dict[str, Any], said: str) -> None:
+    assert only_fault({"type": "a"}, **options).startswith(said)
 
 
-def test_a_type_that_cannot_be_a_queue_is_told_with_the_nearest_job_and_a_bad_queue_without() -> None:
+def test_a_type_that_cannot_be_a_queue_is_reported_with_the_nearest_job_and_a_bad_queue_without() -> None:
     assert only_fault({"type": "VIRAL COPY"}) == (
         "steps[0] (VIRAL COPY).queue: must be 1 to 128 letters, digits, '_', '-' or '.'; got 'VIRAL COPY' "
         "(no `queue` is given and the type is not a job type; did you mean 'VIRAL_COPY'?)"
@@ -227,8 +227,8 @@ def test_a_name_that_is_not_the_one_it_is_kept_under() -> None:
         parse_pipeline({"name": "b", "steps": [{"type": "a"}]}, name="a")
 
 
-def test_several_faults_are_told_at_once() -> None:
-    told = faults(
+def test_several_faults_are_reported_at_once() -> None:
+    said = faults(
         {"type": "a", "timeout": -1, "dependsOn": ["z"]},
         {"type": "b", "dependsOn": ["c"], "depends": 1},
         {"type": "c", "dependsOn": ["b"]},
@@ -236,7 +236,7 @@ def test_several_faults_are_told_at_once() -> None:
         quorum=5,
         onLate="never",
     )
-    assert [fault.partition(": ")[0] for fault in told] == [
+    assert [fault.partition(": ")[0] for fault in said] == [
         "onLate",
         "steps[0] (a).timeout",
         "steps[1] (b).depends",
@@ -246,9 +246,9 @@ def test_several_faults_are_told_at_once() -> None:
     ]
 
 
-def test_a_cycle_is_told_together_with_other_faults() -> None:
-    told = faults({"type": "a", "dependsOn": ["b", "z"]}, {"type": "b", "dependsOn": ["a"]})
-    assert [fault.partition(": ")[2][:20] for fault in told] == ["no step has the id '", "the steps wait for e"]
+def test_a_cycle_is_reported_together_with_other_faults() -> None:
+    said = faults({"type": "a", "dependsOn": ["b", "z"]}, {"type": "b", "dependsOn": ["a"]})
+    assert [fault.partition(": ")[2][:20] for fault in said] == ["no step has the id '", "the steps wait for e"]
 
 
 REQUIRED = "is required: a job type or the name of a queue"
@@ -256,19 +256,19 @@ REQUIRED = "is required: a job type or the name of a queue"
 
 def test_a_step_whose_id_is_not_known_makes_no_fault_of_what_may_depend_on_it() -> None:
     for unknown in ({"type": ""}, {}, {"id": 7, "queue": 7}):
-        told = faults(unknown, {"type": "b", "dependsOn": ["a"]}, {"type": "c"}, quorum=3)
-        assert all(fault.startswith("steps[0].") for fault in told)
+        said = faults(unknown, {"type": "b", "dependsOn": ["a"]}, {"type": "c"}, quorum=3)
+        assert all(fault.startswith("steps[0].") for fault in said)
 
 
-def test_a_step_without_a_type_is_told_its_other_faults_and_the_graphs() -> None:
-    told = faults(
+def test_a_step_without_a_type_has_its_other_faults_and_the_graphs() -> None:
+    said = faults(
         {"timeout": 0, "depends": 1},
         {"id": "x", "dependsOn": ["y"], "optional": 1},
         {"type": "y", "dependsOn": ["x"]},
         {"type": "z"},
         {"type": "z"},
     )
-    assert [fault.partition(": ")[0] for fault in told] == [
+    assert [fault.partition(": ")[0] for fault in said] == [
         "steps[0].type",
         "steps[0].depends",
         "steps[0].timeout",
@@ -277,7 +277,7 @@ def test_a_step_without_a_type_is_told_its_other_faults_and_the_graphs() -> None
         "steps[4]",
         "steps[1] (x).dependsOn",
     ]
-    assert told[-1].endswith("in a circle: x → y → x")
+    assert said[-1].endswith("in a circle: x → y → x")
 
 
 def test_a_step_with_an_id_and_without_a_type_can_be_depended_on() -> None:
@@ -289,9 +289,9 @@ def test_a_step_with_an_id_and_without_a_type_can_be_depended_on() -> None:
 @pytest.mark.parametrize(
     "step", [{"type": "t", "depends": 1}, {"type": "t", "dependsOn": ["zz"]}, {"type": "t", "timeout": 0}, {}]
 )
-def test_very_many_faults_are_told_in_part(step: dict[str, Any]) -> None:
-    told = faults(*[step | ({"id": f"s{n}"} if step else {}) for n in range(20_000)])
-    assert len(told) == MAX_FAULTS
+def test_very_many_faults_are_reported_in_part(step: dict[str, Any]) -> None:
+    said = faults(*[step | ({"id": f"s{n}"} if step else {}) for n in range(20_000)])
+    assert len(said) == MAX_FAULTS
 
 
 def test_a_step_may_take_a_year_and_no_longer() -> None:

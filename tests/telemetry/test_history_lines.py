@@ -137,7 +137,7 @@ def test_a_wide_run_writes_some_lines_a_second_and_says_how_many_it_left_out(wid
     assert len(said(stream, "attempt failed")) == 2 * LINES_A_SECOND + 1
 
 
-def test_lines_that_were_left_out_are_told_of_when_their_run_ends() -> None:
+def test_lines_that_were_left_out_are_named_when_their_run_ends() -> None:
     driver = fan_out(*({"id": f"t{n}", "fila": "x"} for n in range(LINES_A_SECOND + 3)), checked=False)
     for task in driver.run.tasks:
         driver.fail(f"t{task.number}", jitter=0.5)

@@ -20,20 +20,20 @@ def test_every_subscriber_hears_every_record_in_order() -> None:
     assert first == second == records
 
 
-def test_a_failing_subscriber_hurts_nobody_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_subscriber_hurts_nobody_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     heard: list[Record] = []
     hub = Hub(broken, heard.append)
     with caplog.at_level(logging.ERROR):
         hub.emit(RunsPruned(1))
         hub.emit(RunsPruned(2))
     assert heard == [RunsPruned(1), RunsPruned(2)]
-    (told,) = caplog.records
-    assert "RunsPruned" in told.getMessage()
-    assert told.exc_info is not None
-    assert str(told.exc_info[1]) == "no disk"
+    (said,) = caplog.records
+    assert "RunsPruned" in said.getMessage()
+    assert said.exc_info is not None
+    assert str(said.exc_info[1]) == "no disk"
 
 
-def test_each_failing_subscriber_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_failing_subscriber_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     hub = Hub(broken, broken)
     hub.emit(RunsPruned(1))
     assert len(caplog.records) == 2

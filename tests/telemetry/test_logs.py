@@ -36,7 +36,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def told(record: Record, level: Literal["debug", "info", "warning"] = "debug") -> dict[str, Any] | None:
+def logged(record: Record, level: Literal["debug", "info", "warning"] = "debug") -> dict[str, Any] | None:
     stream = configured(level)
     LogSubscriber()(record)
     found = lines(stream)
@@ -149,13 +149,13 @@ def test_of_an_error_that_carries_megabytes_the_middle_is_left_out(layout: Liter
     assert "characters…" in written or "characters\\u2026" in written
 
 
-def test_what_cannot_be_json_is_still_told() -> None:
+def test_what_cannot_be_json_is_still_logged() -> None:
     stream = configured()
     structlog.get_logger("x").info("odd", value=object(), text="\ud800 não")
     assert lines(stream)[0]["message"] == "odd"
 
 
-def test_below_the_level_nothing_is_told() -> None:
+def test_below_the_level_nothing_is_logged() -> None:
     stream = configured("warning")
     structlog.get_logger("x").info("no")
     logging.getLogger("x").info("no")
@@ -219,8 +219,8 @@ def test_console_in_a_file_has_no_colours() -> None:
         (StoreBack("postgres"), "warning"),
     ],
 )
-def test_each_record_is_told_at_its_level(record: Record, level: str) -> None:
-    line = told(record)
+def test_each_record_is_logged_at_its_level(record: Record, level: str) -> None:
+    line = logged(record)
     assert line is not None
     assert line["log.level"] == level
 
@@ -230,25 +230,25 @@ def test_every_kind_of_record_has_words() -> None:
 
 
 def test_a_records_run_is_its_correlation_id_and_what_is_none_is_left_out() -> None:
-    line = told(DeadLettered("q", "no such task", "c9", "t", 2))
+    line = logged(DeadLettered("q", "no such task", "c9", "t", 2))
     assert line is not None
     assert (line["correlation_id"], line["fila"], line["reason"]) == ("c9", "q", "no such task")
     assert (line["tarefa"], line["tentativa"]) == ("t", 2)
     assert "run_id" not in line
-    nobody = told(DeadLettered("q", "not JSON"))
+    nobody = logged(DeadLettered("q", "not JSON"))
     assert nobody is not None
     assert "correlation_id" not in nobody
 
 
-def test_a_broker_that_was_lost_and_one_that_is_back_are_told_in_words_of_their_own() -> None:
-    lost, back = told(BrokerChanged("rabbitmq", "refused")), told(BrokerChanged("rabbitmq", None))
+def test_a_broker_that_was_lost_and_one_that_is_back_are_logged_in_words_of_their_own() -> None:
+    lost, back = logged(BrokerChanged("rabbitmq", "refused")), logged(BrokerChanged("rabbitmq", None))
     assert lost is not None
     assert back is not None
     assert (lost["message"], lost["trouble"]) == ("a broker was lost", "refused")
     assert back["message"] == "a broker is back"
 
 
-def test_what_fails_every_moment_is_told_once_a_minute_with_how_often_it_did() -> None:
+def test_what_fails_every_moment_is_logged_once_a_minute_with_how_often_it_did() -> None:
     stream, now = configured(), 0.0
     subscriber = LogSubscriber(lambda: now)
     for second in range(61):
@@ -267,7 +267,7 @@ def test_what_fails_every_moment_is_told_once_a_minute_with_how_often_it_did() -
     ]
 
 
-def test_replies_that_fail_for_the_same_reason_are_told_once_a_minute_with_how_often_they_did() -> None:
+def test_replies_that_fail_for_the_same_reason_are_logged_once_a_minute_with_how_often_they_did() -> None:
     stream, now = configured(), 0.0
     subscriber = LogSubscriber(lambda: now)
     for second in range(61):
@@ -278,23 +278,23 @@ def test_replies_that_fail_for_the_same_reason_are_told_once_a_minute_with_how_o
 
 
 @pytest.mark.parametrize(("channel", "outcome"), [("webhook", "failed"), ("fila", "given_up"), ("fila", "delivered")])
-def test_webhooks_that_fail_and_deliveries_that_ended_are_each_told(channel: str, outcome: str) -> None:
+def test_webhooks_that_fail_and_deliveries_that_ended_are_each_logged(channel: str, outcome: str) -> None:
     stream, subscriber = configured(), LogSubscriber()
     for _ in range(2):
         subscriber(DeliveryAttempted("c", channel, outcome, "refused"))
     assert len(lines(stream)) == 2
 
 
-def test_records_that_are_no_failures_are_each_told() -> None:
+def test_records_that_are_no_failures_are_each_logged() -> None:
     stream, subscriber = configured(), LogSubscriber()
     for _ in range(2):
         subscriber(DeadLettered("q", "not JSON"))
     assert len(lines(stream)) == 2
 
 
-def test_a_silenced_record_is_not_told() -> None:
-    assert told(BatchCommitted(1, 1, 1, 0, 0.1), level="info") is None
-    assert told(RunFinished("c", "p", "concluida", 1, 3, 0.1), level="warning") is None
+def test_a_silenced_record_is_not_logged() -> None:
+    assert logged(BatchCommitted(1, 1, 1, 0, 0.1), level="info") is None
+    assert logged(RunFinished("c", "p", "concluida", 1, 3, 0.1), level="warning") is None
 
 
 def test_a_silenced_record_costs_no_rendering(monkeypatch: pytest.MonkeyPatch) -> None:

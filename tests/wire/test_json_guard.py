@@ -90,13 +90,13 @@ def test_a_long_value_without_far_numbers_is_not_read() -> None:
 
 @pytest.mark.parametrize("half", [rb"\ud800", rb"\uDC00", rb"\ud83dx", rb"\ud83d\ud83d\ude00", rb"\ude00\ud83d"])
 @pytest.mark.parametrize("read", [decode_message, lambda body: read_request(body, Limits())])
-def test_half_a_surrogate_pair_is_told_as_that(half: bytes, read: Callable[[bytes], object]) -> None:
+def test_half_a_surrogate_pair_is_reported_as_that(half: bytes, read: Callable[[bytes], object]) -> None:
     with pytest.raises(InvalidJson, match="not valid JSON: a text holds half a surrogate pair"):
         read(b'{"payload": {"a": "%s"}}' % half)
 
 
 @pytest.mark.parametrize("body", [rb'"\ud83d\ude00\uD83D\uDE00"', rb'"\\ud800"', rb'"\ud7ff \ue000"'])
-def test_whole_pairs_and_what_only_looks_like_half_a_pair_are_told_in_the_readers_words(body: bytes) -> None:
+def test_whole_pairs_and_what_only_looks_like_half_a_pair_are_reported_in_the_readers_words(body: bytes) -> None:
     assert json_fault(body, ValueError("truncated")).problem == "not valid JSON: truncated"
 
 
@@ -182,7 +182,7 @@ def test_any_bytes_pass_or_are_refused_as_json(body: bytes) -> None:
 
 
 @given(st.recursive(st.text(max_size=5), lambda inner: st.lists(inner, max_size=4), max_leaves=60))
-def test_the_depth_of_any_value_is_told_right(value: object) -> None:
+def test_the_depth_of_any_value_is_reported_right(value: object) -> None:
     def depth(one: object) -> int:
         return 1 + max(map(depth, one), default=0) if isinstance(one, list) else 0
 

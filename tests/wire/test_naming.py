@@ -31,7 +31,7 @@ def test_anything_else_is_no_name(name: str) -> None:
         ("text-queue.dlq", "dead-letter queue"),
     ],
 )
-def test_what_cannot_be_a_destination_is_told(name: object, problem: str) -> None:
+def test_what_cannot_be_a_destination_is_reported(name: object, problem: str) -> None:
     assert problem in str(naming.queue_fault(name))
 
 
@@ -88,7 +88,7 @@ def test_the_nearest_name_is_offered_else_the_known_ones() -> None:
     assert naming.nearest("zzz", []) == ""
 
 
-def test_of_the_known_names_the_first_twelve_are_told() -> None:
+def test_of_the_known_names_the_first_twelve_are_reported() -> None:
     assert naming.nearest("zzz", "mlkjihgfedcba") == "; known: a, b, c, d, e, f, g, h, i, j, k, l, …"
     assert naming.nearest("zzz", "lkjihgfedcba") == "; known: a, b, c, d, e, f, g, h, i, j, k, l"
 

@@ -27,7 +27,7 @@ def test_a_text_is_kept_and_anything_else_is_not(sent: object, expected: list[st
     driver = fan_out("a", "b").sent()
     fails(driver, sent)
     assert kept(driver) == expected
-    assert driver.told(last=1) == [("tentativa_falhou", "a")]
+    assert driver.recorded(last=1) == [("tentativa_falhou", "a")]
 
 
 def test_it_is_shown_in_the_history_and_nowhere_else() -> None:

@@ -81,7 +81,7 @@ class FieldConflict(Exception):
 
 def problem_of(error: Exception) -> Problem:
     status, slug, title = next((status, slug, title) for kind, status, slug, title in _KINDS if isinstance(error, kind))
-    detail = "The error was logged; try again, or tell the operator." if status == 500 else str(error)
+    detail = "The error was logged; try again, or ask the operator." if status == 500 else str(error)
     faults = [{"campo": fault.field, "motivo": fault.problem} for fault in _faults(error)]
     return Problem(_urn(slug), title, status, detail, erros=faults)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from oraculo.core.aggregate import end_status, summary
 from oraculo.core.masking import masked
 from oraculo.core.run import Channel, DeliveryStatus, Run, RunDelivery, Task, TaskStatus
-from oraculo.pipeline.bridges import BULLMQ, Beyond, Bridge
+from oraculo.pipeline.bridges import BULLMQ, Bridge, ForeignQueue
 from oraculo.pipeline.definition import Kind, Step
 from oraculo.wire.naming import ANSWERS, dlq_of
 from oraculo.wire.timestamps import in_words, to_iso
@@ -30,7 +30,7 @@ class Audience(NamedTuple):
     at: Mapping[str, "Audience"] = MappingProxyType({})  # by broker, when there are several
     delayed: int = 0  # those of `ready` that are not due yet
     is_bridged: bool = False  # a bridge reads it and passes the commands on to another system
-    beyond: Mapping[str, Beyond] = MappingProxyType({})  # by URL, the known state of the queue in that system
+    foreign: Mapping[str, ForeignQueue] = MappingProxyType({})  # by URL, the known state of the queue in that system
     paused: str | None = None  # why the broker delivers none of its messages
     meant: str | None = None  # a queue with a similar name that has consumers, when this one has none
     is_to_blame: bool = True  # False when the engine itself hears nothing, so that a silent worker proves nothing
@@ -112,7 +112,7 @@ def _task_state(run: Run, task: Task, now: float, audiences: Mapping[str, Audien
     progress = "" if task.percent is None else f", {task.percent:g} % done"
     own = f", its own deadline in {in_words(max(0.0, task.deadline - now))}" if task.deadline is not None else ""
     audience = audiences.get(step.queue, _UNKNOWN)
-    why = _whereabouts(step.queue, audience, task, waited) + _beyond(step, task, audience, waited)
+    why = _whereabouts(step.queue, audience, task, waited) + _foreign_state(step, task, audience, waited)
     to = "" if step.bridge is None else f" to {step.bridge.url}"
     return f"'{step.id}' ({attempt}, sent {in_words(waited)} ago{to}{progress}{own}{why})"
 
@@ -190,8 +190,8 @@ def passed_on_to(step: Step) -> Bridge:
     return step.bridge or Bridge(BULLMQ, step.queue)
 
 
-def _beyond(step: Step, task: Task, audience: Audience, waited: float) -> str:
-    there = audience.beyond.get(passed_on_to(step).url)
+def _foreign_state(step: Step, task: Task, audience: Audience, waited: float) -> str:
+    there = audience.foreign.get(passed_on_to(step).url)
     if there is None:
         return ""
     if there.listening == 0:
@@ -229,7 +229,9 @@ def _suspicion(queue: str, audience: Audience) -> str:
     if audience.own_dead_letters is not None or not audience.dead_letters or is_unlikely:
         return ""
     letters = _count(audience.dead_letters, "dead letter")
-    return f"; if nobody is at work on it, it may be in {dlq_of(queue)}, which has {letters}: {_listing(queue)} tells"
+    return (
+        f"; if nobody is at work on it, it may be in {dlq_of(queue)}, which has {letters}: {_listing(queue)} shows it"
+    )
 
 
 def _listing(queue: str) -> str:

@@ -14,7 +14,7 @@ from oraculo.engine.dead_letters import DeadLetters
 from oraculo.engine.service import Engine
 from oraculo.errors import BrokerError
 from oraculo.pipeline import bridges
-from oraculo.pipeline.bridges import Beyond, Bridge
+from oraculo.pipeline.bridges import Bridge, ForeignQueue
 from oraculo.ports.broker_admin import QueueState
 from oraculo.ports.threads import handed_over_if_wide
 from oraculo.wire import naming
@@ -61,7 +61,7 @@ class Explanation:
             queue: await self._searched(run, queue, audiences[queue]) for queue in queues.named & audiences.keys()
         }
         audiences |= {
-            queue: audiences[queue]._replace(beyond=await self._beyond(queue, destinations))
+            queue: audiences[queue]._replace(foreign=await self._foreign(queue, destinations))
             for queue, destinations in queues.destinations.items()
             if queue in audiences and audiences[queue].is_bridged
         }
@@ -159,14 +159,14 @@ class Explanation:
         bridged = set().union(*self._bridged.values()) & found.keys()
         return found | {queue: found[queue]._replace(is_bridged=True) for queue in bridged}
 
-    async def _beyond(self, queue: str, destinations: Mapping[str, Bridge]) -> dict[str, Beyond]:
+    async def _foreign(self, queue: str, destinations: Mapping[str, Bridge]) -> dict[str, ForeignQueue]:
         """Return what is known about the destinations behind a bridge, as far as it can be seen from here."""
-        seers = (*self._engine.bridges, *self._engine.outlooks)
-        outlook = next((one for one in seers if queue in self._bridged[one.name]), None)
-        if outlook is None or self._bridge_troubles([queue]):
+        seers = (*self._engine.bridges, *self._engine.foreign_queues)
+        found = next((one for one in seers if queue in self._bridged[one.name]), None)
+        if found is None or self._bridge_troubles([queue]):
             return {}
-        seen = await asyncio.gather(*map(outlook.beyond, destinations.values()))
-        return {url: beyond for url, beyond in zip(destinations, seen, strict=True) if beyond is not None}
+        seen = await asyncio.gather(*map(found.state_of, destinations.values()))
+        return {url: state for url, state in zip(destinations, seen, strict=True) if state is not None}
 
     async def _searched(self, run: Run, queue: str, audience: Audience) -> Audience:
         """Return an audience with the run's own dead letters, where these are few and the broker lets us peek."""

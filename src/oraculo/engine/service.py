@@ -51,7 +51,7 @@ from oraculo.engine.timers import Timers
 from oraculo.engine.watchers import Lookout, Watchers
 from oraculo.errors import BrokerUnavailable, StoreError, StoreUnavailable
 from oraculo.pipeline.queue_rules import QueueRules
-from oraculo.ports.bridge import Outlook, RunningBridge
+from oraculo.ports.bridge import ForeignQueues, RunningBridge
 from oraculo.ports.broker_admin import FullBroker
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.objects import Objects
@@ -81,7 +81,7 @@ class Engine:
     """The engine: start it, use it through `Operations`, stop it. A second start or stop does no harm.
 
     `must_be_alone`: nobody else may use its store, because its queues live inside this process. `earlier_objects`: the
-    place of large results from before. `outlooks`: for bridges that others run.
+    place of large results from before. `foreign_queues`: for bridges that others run.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Engine:
         name: str = "",
         role: Role = Role.WHOLE,
         bridges: Sequence[RunningBridge] = (),
-        outlooks: Sequence[Outlook] = (),
+        foreign_queues: Sequence[ForeignQueues] = (),
         must_be_alone: bool = False,
     ) -> None:
         runs, engine = settings.runs, settings.engine
@@ -112,7 +112,7 @@ class Engine:
         self.telemetry = telemetry
         self.role = role
         self.bridges = bridges
-        self.outlooks = outlooks
+        self.foreign_queues = foreign_queues
         self._must_be_alone = must_be_alone
 
         # What many parts share.
@@ -457,7 +457,7 @@ class Engine:
 
     async def stop(self) -> None:
         self.quiesce()
-        to_stop = (*self.bridges, *self.outlooks)
+        to_stop = (*self.bridges, *self.foreign_queues)
         for fault in await asyncio.gather(*(one.stop() for one in to_stop), return_exceptions=True):
             if isinstance(fault, Exception):  # the rest must be stopped all the same
                 self.telemetry.emit(LoopFailed("bridges", f"{type(fault).__name__}: {fault}"))

@@ -73,7 +73,7 @@ class Bridge(
         return f"{self.kind}://{self.target}{'?' if query else ''}{query}"
 
 
-class Beyond(NamedTuple):
+class ForeignQueue(NamedTuple):
     """The state of a queue in another system, as that system reports it."""
 
     place: str  # for people

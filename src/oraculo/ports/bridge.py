@@ -2,10 +2,10 @@
 
 from typing import Protocol
 
-from oraculo.pipeline.bridges import Beyond, Bridge
+from oraculo.pipeline.bridges import Bridge, ForeignQueue
 
 
-class Outlook(Protocol):
+class ForeignQueues(Protocol):
     """A view of the queues of the system behind a bridge.
 
     The bridge itself implements it. In other processes a client of the same system does.
@@ -16,7 +16,7 @@ class Outlook(Protocol):
         """The bridge's name in logs and lists: `celery`, `bullmq`."""
         ...
 
-    async def beyond(self, destination: Bridge) -> Beyond | None:
+    async def state_of(self, destination: Bridge) -> ForeignQueue | None:
         """Return the state of the queue of the other system that gets the commands of this destination.
 
         Returns None when the other system does not say, or does not answer at once: a person is waiting.
@@ -28,7 +28,7 @@ class Outlook(Protocol):
         ...
 
 
-class RunningBridge(Outlook, Protocol):
+class RunningBridge(ForeignQueues, Protocol):
     """A bridge as the engine runs it."""
 
     @property

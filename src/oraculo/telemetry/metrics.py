@@ -225,21 +225,22 @@ class Metrics(Collector):
                 yield label, value
 
     def _handlers_by_record(self) -> dict[type[Record], Callable[[Any], None]]:
+        label = self._queue_names.label
         return {
             BatchCommitted: self._batch_committed,
             RunFinished: self._run_finished,
             AnswerTaken: self._answer_taken,
             CommandsPublished: self._commands_published,
-            PublishFailed: self._publish_failed,
-            DeadLettered: self._dead_lettered,
-            DeliveryAttempted: self._delivery_attempted,
-            LoopFailed: self._loop_failed,
-            RunsPruned: self._runs_pruned,
-            QueuesRemoved: self._queues_removed,
-            PipelineFileRejected: self._file_rejected,
-            ConsumerRebuilt: self._consumer_rebuilt,
-            BrokerChanged: self._broker_changed,
-            CommandsTakenBack: self._taken_back,
+            PublishFailed: lambda record: self._unpublished.add(record.count),
+            DeadLettered: lambda record: self._dead_letters.add(1, label(record.queue)),
+            DeliveryAttempted: lambda record: self._deliveries.add(1, record.channel, record.outcome),
+            LoopFailed: lambda record: self._loop_failures.add(1, record.duty),
+            RunsPruned: lambda record: self._pruned.add(record.count),
+            QueuesRemoved: lambda record: self._removed.add(len(record.queues)),
+            PipelineFileRejected: lambda _record: self._bad_files.add(1),
+            ConsumerRebuilt: lambda record: self._rebuilt.add(1, record.broker, label(record.queue)),
+            BrokerChanged: lambda record: self._broker_losses.add(1 if record.trouble else 0, record.broker),
+            CommandsTakenBack: lambda record: self._sent_again.add(record.runs, record.broker),
         }
 
     def _batch_committed(self, record: BatchCommitted) -> None:
@@ -259,36 +260,6 @@ class Metrics(Collector):
     def _commands_published(self, record: CommandsPublished) -> None:
         self._published.add(record.count)
         self._publish_seconds.observe(record.seconds)
-
-    def _publish_failed(self, record: PublishFailed) -> None:
-        self._unpublished.add(record.count)
-
-    def _dead_lettered(self, record: DeadLettered) -> None:
-        self._dead_letters.add(1, self._queue_names.label(record.queue))
-
-    def _delivery_attempted(self, record: DeliveryAttempted) -> None:
-        self._deliveries.add(1, record.channel, record.outcome)
-
-    def _loop_failed(self, record: LoopFailed) -> None:
-        self._loop_failures.add(1, record.duty)
-
-    def _file_rejected(self, _record: PipelineFileRejected) -> None:
-        self._bad_files.add(1)
-
-    def _consumer_rebuilt(self, record: ConsumerRebuilt) -> None:
-        self._rebuilt.add(1, record.broker, self._queue_names.label(record.queue))
-
-    def _broker_changed(self, record: BrokerChanged) -> None:
-        self._broker_losses.add(1 if record.trouble else 0, record.broker)
-
-    def _taken_back(self, record: CommandsTakenBack) -> None:
-        self._sent_again.add(record.runs, record.broker)
-
-    def _runs_pruned(self, record: RunsPruned) -> None:
-        self._pruned.add(record.count)
-
-    def _queues_removed(self, record: QueuesRemoved) -> None:
-        self._removed.add(len(record.queues))
 
 
 _QUEUE_GAUGES = {

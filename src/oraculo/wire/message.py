@@ -24,7 +24,7 @@ class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
     """One JSON object of the wire. Reading ignores unknown fields; the bytes of the message keep them."""
 
     correlation_id: _RunId
-    tipo_evento: Annotated[str, msgspec.Meta(min_length=1, description="What the message asks for or tells.")]
+    tipo_evento: Annotated[str, msgspec.Meta(min_length=1, description="What the message asks for or reports.")]
     payload: Annotated[msgspec.Raw, msgspec.Meta(description="The event's data.")]
     timestamp: Annotated[str, msgspec.Meta(description="ISO 8601 with an offset or Z.")]
     tarefa: Annotated[

@@ -18,6 +18,6 @@
 """
 
 from oraculo.bridges.bullmq.bridge import BullmqBridge
-from oraculo.bridges.bullmq.queue_state import BullmqOutlook
+from oraculo.bridges.bullmq.queue_state import BullmqQueues
 
-__all__ = ["BullmqBridge", "BullmqOutlook"]
+__all__ = ["BullmqBridge", "BullmqQueues"]

@@ -15,7 +15,7 @@ from oraculo.bridges.bullmq.server import BullmqRedis, Refusals
 from oraculo.bridges.bullmq.sweep import Sweep
 from oraculo.bridges.ended_runs import EndedRuns
 from oraculo.clients.subscription import Backoff, QueueIntake
-from oraculo.pipeline.bridges import BULLMQ, QUEUES, Beyond, Bridge
+from oraculo.pipeline.bridges import BULLMQ, QUEUES, Bridge, ForeignQueue
 from oraculo.ports.bridge import RunStarter
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy
@@ -92,7 +92,7 @@ class BullmqBridge:
     def shortfall(self) -> str | None:
         return self._refusals.text
 
-    async def beyond(self, destination: Bridge) -> Beyond | None:
+    async def state_of(self, destination: Bridge) -> ForeignQueue | None:
         return await queue_state(self._server.client, self._settings.prefix, destination.target)
 
     async def start(self) -> None:

@@ -5,14 +5,14 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from oraculo.bridges.bullmq.server import BullmqRedis, within
-from oraculo.pipeline.bridges import BULLMQ, Beyond, Bridge
+from oraculo.pipeline.bridges import BULLMQ, Bridge, ForeignQueue
 from oraculo.settings import BullmqSettings
 
 PATIENCE = 1.0  # seconds
 _MARKER = "0:"  # BullMQ 4 puts one at the end of `wait`, to wake a worker; it is no job
 
 
-class BullmqOutlook:
+class BullmqQueues:
     """The queues of BullMQ as a process sees them that does not run the bridge. It connects at the first look."""
 
     name = BULLMQ
@@ -21,14 +21,14 @@ class BullmqOutlook:
         self._prefix = settings.prefix
         self._server = BullmqRedis(settings.url)
 
-    async def beyond(self, destination: Bridge) -> Beyond | None:
+    async def state_of(self, destination: Bridge) -> ForeignQueue | None:
         return await queue_state(self._server.client, self._prefix, destination.target)
 
     async def stop(self) -> None:
         await self._server.close()
 
 
-async def queue_state(client: Any, prefix: str, queue: str) -> Beyond | None:
+async def queue_state(client: Any, prefix: str, queue: str) -> ForeignQueue | None:
     """Return how many jobs wait and are in work, and whether the queue is paused; None when Redis does not say."""
 
     def key(name: str) -> str:
@@ -45,4 +45,4 @@ async def queue_state(client: Any, prefix: str, queue: str) -> Beyond | None:
         return None
     ready, set_aside, prioritized, active, last, is_paused, was_paused = replies
     waiting = ready + set_aside + prioritized - (last or "").startswith(_MARKER)
-    return Beyond(f"BullMQ's queue {queue}", waiting, held=active, is_paused=bool(is_paused or was_paused))
+    return ForeignQueue(f"BullMQ's queue {queue}", waiting, held=active, is_paused=bool(is_paused or was_paused))

@@ -29,6 +29,6 @@ Shared by these parts:
 """
 
 from oraculo.bridges.celery.bridge import CeleryBridge
-from oraculo.bridges.celery.queue_state import CeleryOutlook
+from oraculo.bridges.celery.queue_state import CeleryQueues
 
-__all__ = ["CeleryBridge", "CeleryOutlook"]
+__all__ = ["CeleryBridge", "CeleryQueues"]

@@ -18,11 +18,11 @@ from oraculo.bridges.celery.dispatcher import TaskDispatcher
 from oraculo.bridges.celery.events import TaskEvents
 from oraculo.bridges.celery.failure_reasons import EVENT_TIMEOUT, FailureReasons
 from oraculo.bridges.celery.listener import NOT_YET, STOP_GRACE, Listener
-from oraculo.bridges.celery.queue_state import CeleryOutlook
+from oraculo.bridges.celery.queue_state import CeleryQueues
 from oraculo.bridges.celery.reply_consumer import ReplyConsumer
 from oraculo.bridges.ended_runs import EndedRuns
 from oraculo.pipeline import bridges
-from oraculo.pipeline.bridges import Beyond, Bridge
+from oraculo.pipeline.bridges import Bridge, ForeignQueue
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.store import Store
@@ -66,7 +66,7 @@ class CeleryBridge:
             clock=clock,
             entropy=entropy,
         )
-        self._outlook = CeleryOutlook(settings)
+        self._queues = CeleryQueues(settings)
         self._listeners: list[Listener] = []  # of replies, and of events where they are read
 
     @property
@@ -80,8 +80,8 @@ class CeleryBridge:
             return None
         return f"{why}; the events of Celery's workers cannot be read; ORACULO_CELERY_EVENTS=false does without them"
 
-    async def beyond(self, destination: Bridge) -> Beyond | None:
-        return await self._outlook.beyond(destination)
+    async def state_of(self, destination: Bridge) -> ForeignQueue | None:
+        return await self._queues.state_of(destination)
 
     async def start(self) -> None:
         if self._listeners:
@@ -101,7 +101,7 @@ class CeleryBridge:
         if not self._listeners:
             return
         await self._dispatcher.stop()
-        await self._outlook.stop()
+        await self._queues.stop()
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
             listener.end()

@@ -7,14 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 import kombu
 
 from oraculo.bridges.celery.connections import CeleryBroker, CeleryQueueUnavailable, SetupTimeout, close, open_channel
-from oraculo.pipeline.bridges import CELERY, Beyond, Bridge
+from oraculo.pipeline.bridges import CELERY, Bridge, ForeignQueue
 from oraculo.settings import CelerySettings
 
 _TIMEOUT = 2.0  # seconds that a person waits
 _MAX_AT_ONCE = 4  # queues; kombu blocks a thread for each
 
 
-class CeleryOutlook:
+class CeleryQueues:
     """The queues of Celery, also for a process without the bridge. Raises InvalidSettings."""
 
     name = CELERY
@@ -24,7 +24,7 @@ class CeleryOutlook:
         self._celery_broker = CeleryBroker(settings.broker_url, settings.key_prefix)
         self._threads = ThreadPoolExecutor(_MAX_AT_ONCE, "oraculo-celery-queues")
 
-    async def beyond(self, destination: Bridge) -> Beyond | None:
+    async def state_of(self, destination: Bridge) -> ForeignQueue | None:
         """Return the state of a destination's queue, or None if Celery's broker does not answer soon."""
         queue = destination.queue or self._default_queue
         with contextlib.suppress(TimeoutError, RuntimeError):  # the threads have ended
@@ -37,7 +37,7 @@ class CeleryOutlook:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _state_of(celery_broker: CeleryBroker, queue: str) -> Beyond | None:
+def _state_of(celery_broker: CeleryBroker, queue: str) -> ForeignQueue | None:
     connection = celery_broker.connection()
     waiting, consumers = 0, 0
     try:
@@ -55,4 +55,4 @@ def _state_of(celery_broker: CeleryBroker, queue: str) -> Beyond | None:
     finally:
         close(connection)
     # Redis does not know who reads a list.
-    return Beyond(f"Celery's queue {queue}", waiting, listening=consumers if celery_broker.is_amqp else None)
+    return ForeignQueue(f"Celery's queue {queue}", waiting, listening=consumers if celery_broker.is_amqp else None)

@@ -14,13 +14,13 @@ from kombu import Connection
 from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
-from oraculo.bootstrap import make_outlooks
-from oraculo.bridges import outlook
+from oraculo.bootstrap import make_foreign_queues
+from oraculo.bridges import foreign_queues
 from oraculo.bridges.bullmq import BullmqBridge
 from oraculo.bridges.bullmq.queue_state import queue_state as bullmq_queue_state
-from oraculo.bridges.celery import CeleryBridge, CeleryOutlook, queue_state
+from oraculo.bridges.celery import CeleryBridge, CeleryQueues, queue_state
 from oraculo.bridges.celery.connections import CeleryBroker
-from oraculo.pipeline.bridges import Beyond, Bridge, read_bridge
+from oraculo.pipeline.bridges import Bridge, ForeignQueue, read_bridge
 from oraculo.settings import BullmqSettings, CelerySettings, Settings
 from oraculo.testing.harness import Harness
 from tests.bridges.celery_stage import Bridged
@@ -29,12 +29,14 @@ from tests.servers.fleet import Fleet
 from tests.waiting import until
 
 
-def beyond(bridge: BullmqBridge | CeleryBridge, url: str, *, is_as: Callable[[Beyond], bool]) -> Callable[[], object]:
+def state_is(
+    bridge: BullmqBridge | CeleryBridge, url: str, *, is_as: Callable[[ForeignQueue], bool]
+) -> Callable[[], object]:
     destination = read_bridge(url)
     assert isinstance(destination, Bridge)
 
-    async def look() -> Beyond | None:
-        found = await bridge.beyond(destination)
+    async def look() -> ForeignQueue | None:
+        found = await bridge.state_of(destination)
         return found if found is not None and is_as(found) else None
 
     return look
@@ -54,11 +56,13 @@ async def test_jobs_that_wait_in_a_queue_of_bullmq_are_counted_and_a_pause_is_to
         oraculo.engine.bridges = [oraculo.bridge]
         run_id = await oraculo.submit({"destinos": ["bullmq://videos"], "payload": {}})
         seen = await until(
-            beyond(oraculo.bridge, "bullmq://videos", is_as=lambda found: found.waiting == 1), saying="the job"
+            state_is(oraculo.bridge, "bullmq://videos", is_as=lambda found: found.waiting == 1), saying="the job"
         )
-        assert seen == Beyond("BullMQ's queue videos", 1, held=0)
+        assert seen == ForeignQueue("BullMQ's queue videos", 1, held=0)
         await oraculo.redis.lmove(oraculo.key("videos", "wait"), oraculo.key("videos", "active"))
-        assert await oraculo.bridge.beyond(Bridge("bullmq", "videos")) == Beyond("BullMQ's queue videos", 0, held=1)
+        assert await oraculo.bridge.state_of(Bridge("bullmq", "videos")) == ForeignQueue(
+            "BullMQ's queue videos", 0, held=1
+        )
         if legacy:
             await oraculo.redis.set(oraculo.key("videos", "meta-paused"), "1")
         else:
@@ -71,9 +75,11 @@ async def test_a_mark_of_bullmq_4_is_no_job_and_what_cannot_be_counted_is_not_to
         await oraculo.redis.rpush(oraculo.key("videos", "wait"), "7", "0:1700000000000")
         await oraculo.redis.rpush(oraculo.key("videos", "paused"), "8")
         await oraculo.redis.zadd(oraculo.key("videos", "prioritized"), {"9": 1})
-        assert await oraculo.bridge.beyond(Bridge("bullmq", "videos")) == Beyond("BullMQ's queue videos", 3, held=0)
+        assert await oraculo.bridge.state_of(Bridge("bullmq", "videos")) == ForeignQueue(
+            "BullMQ's queue videos", 3, held=0
+        )
         await oraculo.redis.set(oraculo.key("fotos", "wait"), "not a list")
-        assert await oraculo.bridge.beyond(Bridge("bullmq", "fotos")) is None
+        assert await oraculo.bridge.state_of(Bridge("bullmq", "fotos")) is None
 
 
 @contextlib.asynccontextmanager
@@ -94,10 +100,10 @@ async def test_nobody_listens_on_a_queue_of_celery(fleet: Fleet) -> None:
         run_id = await oraculo.submit({"destinos": ["celery://loja.cobrar"], "payload": {}})
         await explained(oraculo, run_id, f" to celery://loja.cobrar, and nobody listens on Celery's queue {queue});")
         async with listening(url, queue):
-            look = beyond(oraculo.bridge, "celery://loja.cobrar", is_as=lambda found: found.listening == 1)
+            look = state_is(oraculo.bridge, "celery://loja.cobrar", is_as=lambda found: found.listening == 1)
             assert await until(look, saying="somebody to listen")
-        missing = await oraculo.bridge.beyond(Bridge("celery", "t", queue=f"{queue}-ausente"))
-        assert missing == Beyond(f"Celery's queue {queue}-ausente", 0, listening=0)
+        missing = await oraculo.bridge.state_of(Bridge("celery", "t", queue=f"{queue}-ausente"))
+        assert missing == ForeignQueue(f"Celery's queue {queue}-ausente", 0, listening=0)
     with Connection(url) as connection:
         connection.channel().queue_delete(queue)
 
@@ -111,45 +117,45 @@ async def test_a_process_that_runs_no_bridge_sees_the_same(fleet: Fleet) -> None
         await oraculo.redis.rpush(oraculo.key("videos", "wait"), "7")
         await oraculo.redis.rpush(queue, "{}")
         await oraculo.redis.rpush(f"{queue}-b", "{}", "{}")
-        celery, bullmq = make_outlooks(settings)
-        assert await celery.beyond(Bridge("celery", "loja.cobrar")) == Beyond(f"Celery's queue {queue}", 1)
+        celery, bullmq = make_foreign_queues(settings)
+        assert await celery.state_of(Bridge("celery", "loja.cobrar")) == ForeignQueue(f"Celery's queue {queue}", 1)
         other = Bridge("celery", "loja.cobrar", queue=f"{queue}-b")
-        assert await celery.beyond(other) == Beyond(f"Celery's queue {queue}-b", 2)
-        assert await bullmq.beyond(Bridge("bullmq", "videos")) == Beyond("BullMQ's queue videos", 1, held=0)
-        for outlook in (celery, bullmq):
-            await outlook.stop()
+        assert await celery.state_of(other) == ForeignQueue(f"Celery's queue {queue}-b", 2)
+        assert await bullmq.state_of(Bridge("bullmq", "videos")) == ForeignQueue("BullMQ's queue videos", 1, held=0)
+        for queues_there in (celery, bullmq):
+            await queues_there.stop()
         await oraculo.redis.delete(queue, f"{queue}-b")
 
 
 @pytest.mark.parametrize(("missing", "left"), [("celery", ["bullmq"]), ("bullmq", ["celery"])])
-def test_an_api_without_what_a_bridge_needs_goes_without_its_outlook(
+def test_an_api_without_what_a_bridge_needs_goes_without_its_foreign_queues(
     missing: str, left: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in [name for name in sys.modules if name.startswith(f"oraculo.bridges.{missing}")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, missing, None)
     celery, bullmq = CelerySettings(broker_url="redis://x"), BullmqSettings(url="redis://x")
-    assert [outlook.name for outlook in make_outlooks(Settings(celery=celery, bullmq=bullmq))] == left
-    assert make_outlooks(Settings()) == []
+    assert [queues_there.name for queues_there in make_foreign_queues(Settings(celery=celery, bullmq=bullmq))] == left
+    assert make_foreign_queues(Settings()) == []
 
 
-def test_an_api_goes_without_an_outlook_that_cannot_be() -> None:
+def test_an_api_goes_without_foreign_queues_that_cannot_be() -> None:
     bullmq = BullmqSettings(url="redis://x")
     settings = Settings(celery=CelerySettings(broker_url="nonsense://x"), bullmq=bullmq)
     with capture_logs() as logged:
-        assert [outlook.name for outlook in make_outlooks(settings)] == ["bullmq"]
+        assert [queues_there.name for queues_there in make_foreign_queues(settings)] == ["bullmq"]
     assert [line["bridge"] for line in logged] == ["celery"]
 
 
 class Mute:
-    """An outlook that never answers, or not in time."""
+    """Foreign queues that never answer, or not in time."""
 
     name = "bullmq"
 
     def __init__(self) -> None:
         self.asked = 0
 
-    async def beyond(self, destination: Bridge) -> Beyond | None:
+    async def state_of(self, destination: Bridge) -> ForeignQueue | None:
         self.asked += 1
         await asyncio.sleep(0.001)
         return None
@@ -157,18 +163,18 @@ class Mute:
     async def stop(self) -> None: ...
 
 
-async def test_an_outlook_that_was_silent_is_not_waited_for_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_system_that_was_silent_is_not_waited_for_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     mute = Mute()
-    sparing = outlook.SparingOutlook(mute)
+    sparing = foreign_queues.SparingForeignQueues(mute)
     for _ in range(2):
-        await sparing.beyond(Bridge("bullmq", "videos"))
+        await sparing.state_of(Bridge("bullmq", "videos"))
     assert mute.asked == 2, "it answered quickly that it cannot tell"
-    monkeypatch.setattr(outlook, "SILENT", 0.0)
+    monkeypatch.setattr(foreign_queues, "SILENT", 0.0)
     for _ in range(3):
-        await sparing.beyond(Bridge("bullmq", "videos"))
+        await sparing.state_of(Bridge("bullmq", "videos"))
     assert mute.asked == 3
-    sparing._spared_until -= outlook.SPARED
-    await sparing.beyond(Bridge("bullmq", "videos"))
+    sparing._spared_until -= foreign_queues.SPARED
+    await sparing.state_of(Bridge("bullmq", "videos"))
     assert mute.asked == 4
 
 
@@ -186,8 +192,8 @@ async def test_tasks_that_wait_in_a_redis_of_celery_are_counted_and_no_connectio
     async with Bridged(fleet.url("redis"), queue) as oraculo:
         await oraculo.is_connected()
         await oraculo.submit({"destinos": ["celery://loja.cobrar"], "payload": {}})
-        look = beyond(oraculo.bridge, "celery://loja.cobrar", is_as=lambda found: found.waiting == 1)
-        assert await until(look, saying="the task") == Beyond(f"Celery's queue {queue}", 1)
+        look = state_is(oraculo.bridge, "celery://loja.cobrar", is_as=lambda found: found.waiting == 1)
+        assert await until(look, saying="the task") == ForeignQueue(f"Celery's queue {queue}", 1)
     assert opened
     assert not [connection for connection in opened if connection.connected]
 
@@ -205,17 +211,17 @@ async def test_a_redis_of_bullmq_that_says_nothing_keeps_nobody_waiting(monkeypa
 
 async def test_a_broker_of_celery_that_is_away_tells_nothing(unused_tcp_port: int) -> None:
     async with Bridged(f"redis://127.0.0.1:{unused_tcp_port}/0", "fila") as oraculo:
-        assert await oraculo.bridge.beyond(Bridge("celery", "loja.cobrar")) is None
+        assert await oraculo.bridge.state_of(Bridge("celery", "loja.cobrar")) is None
         await oraculo.bridge.stop()
-        assert await oraculo.bridge.beyond(Bridge("celery", "loja.cobrar")) is None, "stopped, and asked all the same"
+        assert await oraculo.bridge.state_of(Bridge("celery", "loja.cobrar")) is None, "stopped, and asked all the same"
 
 
 async def test_a_broker_of_celery_that_says_nothing_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_state, "_TIMEOUT", 0.05)
     silent = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
-    queues = CeleryOutlook(CelerySettings(broker_url=f"redis://127.0.0.1:{silent.sockets[0].getsockname()[1]}/0"))
+    queues = CeleryQueues(CelerySettings(broker_url=f"redis://127.0.0.1:{silent.sockets[0].getsockname()[1]}/0"))
     async with asyncio.timeout(5):
-        asked = [queues.beyond(Bridge("celery", "loja.cobrar", queue=str(number))) for number in range(20)]
+        asked = [queues.state_of(Bridge("celery", "loja.cobrar", queue=str(number))) for number in range(20)]
         assert await asyncio.gather(*asked) == [None] * 20
         await queues.stop()
     silent.close()
