@@ -40,7 +40,7 @@ class Model:
     deliveries: list[Delivery] = field(default_factory=lambda: [Delivery() for _ in CHANNELS])
     to_deliver: set[int] = field(default_factory=set)  # by whoever commits this
     decided: set[str] = field(default_factory=set)  # what whoever commits this sends, if it is still to be sent then
-    said: list[tuple[str, str | None]] = field(default_factory=list)
+    recorded: list[tuple[str, str | None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.deadline = self.created_at + self.asked.timeout
