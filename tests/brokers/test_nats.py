@@ -5,24 +5,21 @@ import os
 import re
 import socket
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
-from unittest.mock import AsyncMock
 
 import pytest
-from nats.aio.transport import TcpTransport
 
 from oraculo.brokers.nats import NatsBroker
-from oraculo.brokers.nats.connection import Connection
-from oraculo.brokers.nats.given_back import GivenBack
+from oraculo.brokers.nats.broker import _state as queue_state
+from oraculo.brokers.nats.known_queues import KnownQueues
 from oraculo.brokers.nats.layout import header_block, letter_headers, reason_in
-from oraculo.brokers.nats.outgoing import WINDOW
+from oraculo.brokers.nats.publisher import WINDOW
 from oraculo.brokers.nats.replies import UNANSWERED, ApiError
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings, MessageTooLarge
 from oraculo.ports.broker import NO_REASON, Broker, Capabilities, Outgoing, ensure_taken, publish_all
 from oraculo.ports.broker_admin import DEAD_LETTER_BODY_BYTES, QueueState
-from oraculo.ports.clock import SystemClock
 from oraculo.testing.broker_suite import BrokerSuite
 from oraculo.wire.naming import LONGEST_REASON, dlq_of
 from tests.brokers import nats_stage as stage
@@ -179,21 +176,6 @@ async def test_tls_asked_for_and_not_had_sends_no_password() -> None:
             await broker.start()
         await broker.close()
     assert b"s3cret" not in heard
-
-
-async def test_a_server_that_takes_no_more_connections_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As nats-server does it with `max_connections`; there it is a matter of luck when the hanging up is noticed."""
-
-    async def full(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b'INFO {"version":"2.10.0"}\r\n-ERR \'maximum connections exceeded\'\r\n')
-        writer.close()
-
-    monkeypatch.setattr(TcpTransport, "drain", AsyncMock(side_effect=ConnectionResetError("Connection lost")))
-    async with await asyncio.start_server(full, "127.0.0.1", 0) as server:
-        broker = NatsBroker(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        with pytest.raises(BrokerUnavailable, match="cannot be reached: maximum connections exceeded"):
-            await broker.start()
-        await broker.close()
 
 
 async def test_what_the_account_may_not_do_is_told() -> None:
@@ -366,7 +348,7 @@ async def test_many_thousands(url: str, queue: str) -> None:
 
 async def test_large_messages_come_a_few_at_a_time(queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server cuts off a client for which too much waits to be read. One message may be over what is asked for."""
-    monkeypatch.setattr("oraculo.brokers.nats.appetite.PULL_BYTES", 1_000_000)
+    monkeypatch.setattr("oraculo.brokers.nats.consumer.PULL_BYTES", 1_000_000)
     sizes = [*[800_000] * 40, 3_000_000, 2_000_000, *[400_000] * 5]
     with BareNats("max_pending: 8MB") as server:
         async with running(server.url) as broker:
@@ -379,24 +361,6 @@ async def test_large_messages_come_a_few_at_a_time(queue: str, monkeypatch: pyte
                     came += [len(each.body) for each in taken]
                     await consumer.ack(taken)  # it would not hold all of them
             assert came == sizes
-
-
-async def test_queues_that_are_there_are_not_made_again(url: str, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [f"{queue}.{number}" for number in range(40)]
-    async with running(url) as broker:
-        await broker.declare(names)
-        verbs: list[str] = []
-        ask_many = Connection.ask_many
-
-        async def noted(connection: Connection, calls: Iterable[tuple[str, Any]], *patience: float | None) -> Any:
-            asked = list(calls)
-            verbs.extend(verb for verb, _ in asked)
-            return await ask_many(connection, asked, *patience)
-
-        monkeypatch.setattr(Connection, "ask_many", noted)
-        await broker.declare(names)
-        assert {verb.split(".")[1] for verb in verbs} == {"INFO"}
-        await broker.remove(names)
 
 
 async def test_one_publish_to_many_queues_that_are_missing(url: str, queue: str) -> None:
@@ -435,54 +399,26 @@ async def test_large_dead_letters_are_looked_at_a_few_at_a_time(queue: str, monk
             assert await broker.redrive(queue) == 20
 
 
-async def test_of_many_queues_only_some_are_remembered(url: str, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("births", "connection", "given_back", "sending"):
-        monkeypatch.setattr(f"oraculo.brokers.nats.{module}.MOST_KNOWN", 10)
-    async with running(url) as broker:
-        consumer = await broker.consume(queue, prefetch=1)
-        for number in range(30):
-            name = f"{queue}.{number}"
-            await publish_all(broker, [Outgoing(name, b"0"), Outgoing(f"{queue}.used", b"x")])
-            other = await broker.consume(name, prefetch=1)
-            await other.retry((await take(other, 1))[0], 60.0, "later")
-            await other.close()
-        assert broker._connection is not None
-        tables = (broker._connection.made, broker._births._born, broker._given_back._due)
-        assert [len(table) for table in tables] == [10, 10, 10]
-        assert {queue, f"{queue}=used"} <= broker._births._born.keys(), "what is in use is not forgotten"
-        assert broker.statuses()[0].losses == 0
-        await publish_all(broker, numbered(queue, 1))
-        assert bodies(await take(consumer, 1)) == [b"0"]
+def test_of_many_queues_only_some_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oraculo.brokers.nats.known_queues.MOST_KNOWN", 10)
+    known, names = KnownQueues(), {str(number) for number in range(30)}
+    for name in names:
+        known.note_made([name])
+        assert not known.missing({name})
+    assert 20 <= len(known.missing(names)) < 30
 
 
-def test_of_what_is_given_back_only_so_much_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oraculo.brokers.nats.given_back.MOST_GIVEN_BACK", 10)
-    monkeypatch.setattr("oraculo.brokers.nats.given_back.MOST_GIVEN_BACK_TOGETHER", 30)
-    given_back = GivenBack(SystemClock())
-    told = {"ack_floor": {"stream_seq": 0}, "num_ack_pending": 100}
-    for number in range(5):
-        for sequence in range(1, 21):
-            given_back.note(f"q{number}", sequence, 60.0)
-    assert [given_back.count(f"q{number}", told) for number in range(5)] == [0, 0, 10, 10, 10]
-    for number in range(5):
-        given_back.forget(f"q{number}", range(1, 21))
-    assert given_back._due == {}
-    assert given_back._together == 0
-
-
-def test_what_is_acked_between_two_looks_does_not_count_as_ready() -> None:
-    """The stream is asked first: it held three messages then, and its consumer has none to give."""
-    broker = NatsBroker("nats://127.0.0.1:1")
-    consumer = {"num_pending": 0, "num_ack_pending": 0, "ack_floor": {"stream_seq": 3}}
-    assert broker._state("q", {"q": 3, "q.dlq": 1}, consumer) == QueueState("q", 0, 0, 1)
-    assert broker._state("q", {"q": 3}, consumer | {"num_pending": 2, "num_ack_pending": 1}) == QueueState("q", 2, 1, 0)
-    assert broker._state("q", {"q": 3}, consumer | {"num_pending": 9}) == QueueState("q", 3, 0, 0), (
-        "no more than it held"
-    )
-
-
-def test_a_consumer_of_which_nothing_is_told_may_hold_messages() -> None:
-    broker = NatsBroker("nats://127.0.0.1:1")
-    assert broker._state("q", {"q": 3}, ApiError(404)) == QueueState("q", 3, 0, 0), "there is none"
-    for untold in (UNANSWERED, ApiError(403, description="no right"), ApiError(503)):
-        assert broker._state("q", {"q": 3}, untold) == QueueState("q", 3, None, 0)
+@pytest.mark.parametrize(
+    ("consumer", "expected"),
+    [
+        ({"num_pending": 0, "num_ack_pending": 0}, QueueState("q", 0, 0, 1)),  # acked since the stream was asked
+        ({"num_pending": 2, "num_ack_pending": 1}, QueueState("q", 2, 1, 1)),
+        ({"num_pending": 9, "num_ack_pending": 0}, QueueState("q", 3, 0, 1)),  # more than there is
+        (ApiError(404), QueueState("q", 3, 0, 1)),
+        (UNANSWERED, QueueState("q", 3, None, 1)),
+        (ApiError(403, description="no right"), QueueState("q", 3, None, 1)),
+    ],
+    ids=["acked", "held", "too many", "no consumer", "no answer", "no right"],
+)
+def test_what_a_consumer_holds_is_known_or_said_to_be_unknown(consumer: Any, expected: QueueState) -> None:
+    assert queue_state("q", {"q": 3, "q.dlq": 1}, consumer, 0) == expected

@@ -86,11 +86,8 @@ async def test_it_keeps_no_other_from_being_declared(
         expect_well(broker)
 
 
-async def test_many_of_them_hold_up_no_other(
-    url: str, queue: str, dead: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are waited for together: one after the other, a few at a time, that would be longer than a call may take."""
-    monkeypatch.setattr("oraculo.brokers.nats.connection._API_WINDOW", 4)
+async def test_many_of_them_hold_up_no_other(url: str, queue: str, dead: set[str]) -> None:
+    """They are waited for together."""
     names = [f"{queue}.{number}" for number in range(20)]
     async with running(url) as broker:
         await broker.declare(names)
@@ -105,7 +102,7 @@ async def test_many_of_them_hold_up_no_other(
 async def test_one_whose_quarantine_alone_has_no_leader_works(
     url: str, queue: str, dead: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oraculo.brokers.nats.connection.SILENT_FOR", 0.1)
+    monkeypatch.setattr("oraculo.brokers.nats.known_queues.STUCK_FOR", 0.1)
     async with running(url) as broker:
         await broker.declare([queue])
     async with running(url, publish_timeout=TIMEOUT) as broker:
@@ -169,7 +166,7 @@ async def test_what_comes_after_a_silent_queue_is_left_for_the_next_call(
     url: str, queue: str, dead: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else each window would be waited for as long."""
-    monkeypatch.setattr("oraculo.brokers.nats.outgoing.WINDOW", 2)
+    monkeypatch.setattr("oraculo.brokers.nats.publisher.WINDOW", 2)
     other = f"{queue}.other"
     async with running(url, publish_timeout=TIMEOUT) as broker:
         await broker.declare([queue, other])

@@ -11,7 +11,6 @@ from nats.js.api import ConsumerConfig
 from structlog.testing import capture_logs
 
 from oraculo.brokers.nats.connection import Connection
-from oraculo.brokers.nats.declare import Maker
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import NO_REASON, Outgoing, publish_all
 from oraculo.wire.naming import dlq_of
@@ -19,7 +18,6 @@ from tests.brokers import nats_stage as stage
 from tests.brokers.nats_stage import (
     PATIENCE,
     PROMPT,
-    BareNats,
     api,
     assert_fails_soon,
     bodies,
@@ -29,7 +27,6 @@ from tests.brokers.nats_stage import (
     numbered,
     plain_client,
     running,
-    stays_quiet,
     take,
 )
 from tests.servers.nats import Nats
@@ -105,8 +102,9 @@ async def test_a_plain_durable_consumer_is_shared_and_its_traps_are_taken_out(ur
         ({"ack_wait": 120 * 10**9}, {"ack_wait": 120 * 10**9}),
         ({"backoff": [10**9, 120 * 10**9], "max_deliver": 3}, {"ack_wait": 60 * 10**9}),
         ({"max_bytes": 1000}, {}),
+        ({"max_batch": 10, "max_expires": 10**9}, {}),
     ],
-    ids=["longer lease", "backoff", "size"],
+    ids=["longer lease", "backoff", "size", "pulls"],
 )
 async def test_of_a_plain_consumer_only_what_does_harm_is_changed(
     url: str, queue: str, theirs: dict[str, Any], left: dict[str, Any]
@@ -122,30 +120,7 @@ async def test_of_a_plain_consumer_only_what_does_harm_is_changed(
         assert len(await take(await broker.consume(queue, prefetch=5), 1, PROMPT)) == 1
         config = (await api(client, f"CONSUMER.INFO.{queue}.{queue}"))["config"]
         assert left.items() <= config.items()
-        assert not {"backoff", "max_bytes"} & config.keys()
-
-
-@pytest.mark.parametrize("theirs", [{"max_batch": 10}, {"max_expires": 10**9}], ids=str)
-async def test_a_plain_consumer_is_asked_for_no_more_than_its_owner_allows(
-    url: str, queue: str, theirs: dict[str, Any]
-) -> None:
-    async with running(url) as broker, plain_client(url) as client:
-        await broker.declare([queue])
-        config = (await api(client, f"CONSUMER.INFO.{queue}.{queue}"))["config"] | theirs
-        await api(client, f"CONSUMER.CREATE.{queue}.{queue}", {"stream_name": queue, "config": config})
-        await publish_all(broker, numbered(queue, 35))
-        consumer = await broker.consume(queue, prefetch=50)
-        assert len(await take(consumer, 35, PROMPT)) == 35
-        await stays_quiet(consumer)
-
-
-async def test_a_server_is_asked_for_no_more_than_it_allows(queue: str) -> None:
-    with BareNats(limits="max_request_batch: 10") as server:
-        async with running(server.url) as broker:
-            await publish_all(broker, numbered(queue, 35))
-            consumer = await broker.consume(queue, prefetch=50)
-            assert len(await take(consumer, 35, PROMPT)) == 35
-            await stays_quiet(consumer)
+        assert not {"backoff", "max_bytes", "max_batch", "max_expires"} & config.keys()
 
 
 @pytest.mark.parametrize(
@@ -239,15 +214,15 @@ async def test_a_stream_that_a_client_made_for_its_replies_may_drop_them(url: st
 async def test_a_foreign_stream_that_was_made_a_moment_sooner_is_told(
     url: str, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = Maker._streams_there
+    look = Connection.streams
     async with running(url) as broker, plain_client(url) as client:
 
-        async def look_too_early(maker: Maker, connection: Connection, names: Sequence[str]) -> Any:
-            seen = await look(maker, connection, names)
+        async def look_too_early(connection: Connection, names: Sequence[str]) -> Any:
+            seen = await look(connection, names)
             await api(client, f"STREAM.CREATE.{queue}", {"name": queue, "subjects": [queue], "retention": "limits"})
             return seen
 
-        monkeypatch.setattr(Maker, "_streams_there", look_too_early)
+        monkeypatch.setattr(Connection, "streams", look_too_early)
         with pytest.raises(BrokerError, match="retention 'limits'"):
             await broker.declare([queue])
         await api(client, f"STREAM.DELETE.{queue}")

@@ -6,7 +6,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from oraculo.brokers.nats import NatsBroker
+from oraculo.brokers.nats import NatsBroker, removal
 from oraculo.errors import BrokerUnavailable, QueueUnavailable
 from oraculo.ports.broker import Outgoing, ensure_taken, publish_all
 from tests.brokers import nats_stage as stage
@@ -19,7 +19,7 @@ async def _stop_a_removal_half_way(url: str, queue: str, monkeypatch: pytest.Mon
     """As a process does that is killed when it has closed the stream of an unused queue."""
     async with running(url) as killed:
         with monkeypatch.context() as patch:
-            patch.setattr(killed._maker, "remove", AsyncMock(side_effect=BrokerUnavailable("killed")))
+            patch.setattr(removal, "delete", AsyncMock(side_effect=BrokerUnavailable("killed")))
             with pytest.raises(BrokerUnavailable, match="killed"):
                 await killed.remove_unused([queue])
 
@@ -27,10 +27,10 @@ async def _stop_a_removal_half_way(url: str, queue: str, monkeypatch: pytest.Mon
 async def test_a_queue_whose_removal_ended_half_way_takes_messages_again(
     url: str, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(url, publish_timeout=2) as knows_it:
+    async with running(url) as knows_it:
         await knows_it.declare([queue])
         await _stop_a_removal_half_way(url, queue, monkeypatch)
-        async with running(url, publish_timeout=2) as starts_now:
+        async with running(url) as starts_now:
             await starts_now.publish([Outgoing(queue, b"1"), Outgoing(queue, b"letter", reason="bad")])
         await _empty(knows_it, queue)
         await _stop_a_removal_half_way(url, queue, monkeypatch)
@@ -43,20 +43,20 @@ async def test_a_queue_whose_removal_ended_half_way_takes_messages_again(
 async def test_what_is_sent_while_another_process_removes_a_queue_is_not_lost(
     url: str, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(url) as remover, running(url, publish_timeout=2) as publisher:
+    async with running(url) as remover, running(url) as publisher:
         await remover.declare([queue])
-        removing, remove = asyncio.Event(), remover._maker.remove
+        removing, delete = asyncio.Event(), removal.delete
 
         async def slowly_removed(*arguments: Any) -> None:
             removing.set()
             await asyncio.sleep(0.3)
-            await remove(*arguments)
+            await delete(*arguments)
 
-        monkeypatch.setattr(remover._maker, "remove", slowly_removed)
-        removal = asyncio.create_task(remover.remove_unused([queue]))
+        monkeypatch.setattr(removal, "delete", slowly_removed)
+        removed = asyncio.create_task(remover.remove_unused([queue]))
         await removing.wait()
         await publish_all(publisher, [Outgoing(queue, b"kept")])
-        assert await removal == [queue]
+        assert await removed == [queue]
         assert bodies(await take(await publisher.consume(queue, prefetch=1), 1)) == [b"kept"]
 
 
@@ -65,14 +65,14 @@ async def test_a_removal_that_takes_long_is_given_up_and_the_queue_stays(
 ) -> None:
     async with running(url) as broker:
         await broker.declare([queue])
-        update = broker._maker._update
+        update = removal._update
 
         async def slowly_updated(*arguments: Any) -> Any:
             answers = await update(*arguments)
             await asyncio.sleep(0.6)
             return answers
 
-        monkeypatch.setattr(broker._maker, "_update", slowly_updated)
+        monkeypatch.setattr(removal, "_update", slowly_updated)
         assert await broker.remove_unused([queue]) == []
         await publish_all(broker, [Outgoing(queue, b"kept")])
 

@@ -1,6 +1,7 @@
 """NATS JetStream: leases, counts and limits, and deliveries that move."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -149,8 +150,8 @@ async def test_a_message_whose_quarantine_is_full_makes_no_queue_deaf(
         await take(before, 1)
         await before.close()  # so that it was delivered as often as it may be
 
-        async def bury(_: object) -> None:
-            raise QueueFull("the quarantine is full")
+        async def bury(letters: Sequence[object]) -> list[QueueFull]:
+            return [QueueFull("the dead letters are full") for _ in letters]
 
         monkeypatch.setattr(broker, "bury", bury)
         await publish_all(broker, [Outgoing(queue, b"good")])
@@ -180,9 +181,9 @@ async def test_a_delivery_that_is_being_moved_keeps_its_place(
     async with running(url) as broker:
         goes_on, bury = asyncio.Event(), broker.bury
 
-        async def slow(letters: Any) -> None:
+        async def slow(letters: Any) -> Any:
             await goes_on.wait()
-            await bury(letters)
+            return await bury(letters)
 
         monkeypatch.setattr(broker, "bury", slow)
         await publish_all(broker, numbered(queue, 2))

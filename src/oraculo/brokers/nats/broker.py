@@ -1,44 +1,28 @@
-"""`nats://`: queues on NATS JetStream. How they lie there is told in `layout`.
+"""`nats://`: queues on NATS JetStream. `layout` says how they lie there.
 
-A message is the server's until it is acked. Moving one (to the quarantine, or back) is: publish it at its new place,
-wait for the confirm, remove it from the old. A crash in between leaves a duplicate, never a hole; an id lets JetStream
-drop the duplicate when the move is done again soon.
+A message is the server's until it is acked. To move one (to the dead letters, or back), it is published at its new
+place, confirmed, and then removed from the old. A crash in between leaves a duplicate, never a hole; an id lets
+JetStream drop the duplicate when the move is done again soon.
 
-A connection that broke is opened again by the next call; all calls share one attempt. Then the streams that were used
-before are looked at: one that is gone, or was made anew, had messages that were confirmed, and counts as a loss. Those
-to which only replies were sent are not: a client may delete its own.
-
-A queue that does not work (its stream has no leader, or cannot be made, or the account may not send to it) holds up no
-other: what was confirmed of a call is told, and a queue that said nothing is left alone for a while.
+A connection that broke is opened again by the next call; all calls share one attempt.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from types import MappingProxyType
-from typing import Any
 
 from oraculo.brokers.address import Address, no_node, read_address
 from oraculo.brokers.age import warning_of_age
-from oraculo.brokers.nats.appetite import Appetite
-from oraculo.brokers.nats.births import Births
 from oraculo.brokers.nats.connection import Connection
 from oraculo.brokers.nats.consumer import FAREWELL, Letter, NatsConsumer, Terms, give_back
-from oraculo.brokers.nats.dead_letters import DeadLetters
-from oraculo.brokers.nats.declare import LOOK_SHARE, Maker
-from oraculo.brokers.nats.given_back import GivenBack
-from oraculo.brokers.nats.layout import (
-    agreed_terms,
-    is_queue,
-    letter_headers,
-    name_fault,
-    pause_told,
-    queue_of,
-    stream_of,
-)
-from oraculo.brokers.nats.outgoing import Refusals, request_of
-from oraculo.brokers.nats.replies import UNANSWERED, ApiError, Request
-from oraculo.brokers.nats.sending import Sender
+from oraculo.brokers.nats.dead_letters import NatsDeadLetters
+from oraculo.brokers.nats.declare import QueueMaker
+from oraculo.brokers.nats.layout import is_queue, letter_headers, name_fault, pause_of, queue_of
+from oraculo.brokers.nats.publisher import JetStreamPublisher, request_of
+from oraculo.brokers.nats.removal import delete, delete_unused
+from oraculo.brokers.nats.replies import UNANSWERED, ApiAnswer, ApiError, Request
 from oraculo.core.chunks import pages
 from oraculo.errors import BrokerError, BrokerUnavailable, Fault, InvalidSettings, QueueDown, QueueUnavailable
 from oraculo.ports.broker import BrokerStatus, Capabilities, Outgoing, Receipt
@@ -49,18 +33,18 @@ from oraculo.wire.naming import dlq_name, is_dlq, shown, source_name
 DEFAULT_PORT = 4222
 OLDEST = (2, 10)
 MADE_TOGETHER = 32  # queues
-LONGEST = 12  # times its timeout: so long a publish may take at most, though confirms drip in
+LONGEST = 12  # times its timeout: the most that a call may take whose confirms drip in
 MOST_ORPHANS = 100_000  # about as many deliveries are given back after a break; more wait for the end of their lease
+MOST_DELAYED = 10_000  # deliveries that wait for a delay; more are counted as unacked
 _CLOSED = "the NATS broker is closed: call start() first"
 _SYSTEM_CLOCK = SystemClock()
 
 
 class NatsBroker:
-    """The broker behind `nats://[user:password@ | token@]host[:port]` and `tls://…`. Of several hosts, which are the
-    servers of one cluster, it is connected to one that answers.
+    """The broker behind `nats://[user:password@ | token@]host[:port]` and `tls://…`.
 
-    Parameters of the URL: `credentials`, the path of a .creds file; `replicas`, how many servers of a cluster keep each
-    stream that is made here.
+    Several hosts are the servers of one cluster; it is connected to one that answers. Parameters of the URL:
+    `credentials`, the path of a .creds file; `replicas`, how many servers keep each stream that is made here.
 
     `delivery_limit`: how often a message is delivered, at most, before it goes to the dead letters.
     `lease`: seconds after which a delivery that was neither settled nor extended is delivered again; `leases`: for
@@ -85,13 +69,13 @@ class NatsBroker:
         self._address = read_address(url, port=DEFAULT_PORT, known=known, is_cluster=True)
         self.name = name
         self._taken = Receipt(name)
+        self._clock = clock
         self._delivery_limit = delivery_limit
         self._heartbeat = heartbeat
         self._connect_timeout = connect_timeout
-        self._publish_timeout = publish_timeout
-        self._look_patience = publish_timeout * LOOK_SHARE
+        self._timeout = publish_timeout
         self._started = False
-        self._node = self._address  # of the cluster, if it is one: where it is connected, or tries to be
+        self._node = self._address  # the server of the cluster where it is connected, or tries to be
         self._failures = 0  # to connect: each time it goes on to the next server
         self._was_connected = False  # since it was started
         self._connection: Connection | None = None
@@ -99,18 +83,17 @@ class NatsBroker:
         self._consumers: set[NatsConsumer] = set()
         self._retiring: set[asyncio.Task[None]] = set()
         self._orphans: dict[str, float] = {}  # what was held when a connection broke, and when each lease ends
-        self._given_back = GivenBack(clock)
-        self._appetite = Appetite()
-        self._births = Births(lambda: {stream_of(consumer.queue) for consumer in self._consumers})
+        # JetStream counts a delivery that waits for its delay as unacked. These are the queue and the end of each.
+        self._delayed: deque[tuple[str, float]] = deque(maxlen=MOST_DELAYED)
         replicas = _replicas(self._address.parameters.get("replicas", "1"))
-        self._maker = Maker(self._births, replicas=replicas, lease=lease, leases=leases, patience=publish_timeout)
-        self._sender = Sender(self._maker, self._births, patience=publish_timeout)
-        self._dead_letters = DeadLetters(lambda: self._calling(publish_timeout), self._sender.send, self._look_patience)
+        self._maker = QueueMaker(replicas=replicas, lease=lease, leases=leases)
+        self._publisher = JetStreamPublisher(self._maker, publish_timeout)
+        self._dead_letters = NatsDeadLetters(self._calling, self._publisher)
         self._trouble: str | None = _CLOSED
 
     @property
     def capabilities(self) -> Capabilities:
-        """JetStream counts pulls that wait, which are not the consumers: one may have many, or none while it works."""
+        """JetStream counts pulls that wait, not consumers: one may have many, or none while it works."""
         return Capabilities(
             durable=True,
             shared=True,
@@ -123,24 +106,26 @@ class NatsBroker:
 
     def statuses(self) -> Sequence[BrokerStatus]:
         if self._connection is None:
-            return [BrokerStatus(self.name, self._trouble, self._births.losses)]
-        trouble, stuck = self._trouble or self._connection.full(), self._connection.stuck()
-        return [BrokerStatus(self.name, trouble, self._births.losses, stuck=tuple(stuck.items()))]
+            return [BrokerStatus(self.name, self._trouble)]
+        queues = self._connection.queues
+        return [BrokerStatus(self.name, self._trouble or queues.full(), stuck=tuple(queues.stuck().items()))]
 
     def behind(self) -> Sequence[FullBroker]:
         return [self]
 
     async def start(self) -> None:
-        """Raises BrokerUnavailable when the server cannot be reached; the next call tries again. Raises BrokerError
-        when it lets nobody in with this URL; if it has before, it counts as away."""
+        """Connect. Raises BrokerUnavailable when the server cannot be reached; the next call tries again.
+
+        Raises BrokerError when it lets nobody in with this URL.
+        """
         self._started = True
         async with self._calling(self._connect_timeout * len(self._address.hosts)):
             pass
 
     async def check(self) -> str:
-        async with self._calling(self._publish_timeout) as connection:
+        async with self._calling() as connection:
             await connection.ask("INFO")
-        if why := connection.full():
+        if why := connection.queues.full():
             raise BrokerUnavailable(why)
         version = connection.version
         return f"NATS {version} at {connection.address.place}{warning_of_age(version, OLDEST)}"
@@ -154,26 +139,23 @@ class NatsBroker:
         await asyncio.gather(*farewells, *self._retiring, return_exceptions=True)
         connection, self._connection = self._connection, None
         if connection is not None:
-            await self._hang_up(connection)
+            with suppress(TimeoutError, BrokerUnavailable):
+                async with asyncio.timeout(FAREWELL):
+                    await connection.barrier()  # so that the last acks are read
+            await connection.close()
         self._orphans.clear()
         self._was_connected = False
         self._trouble = _CLOSED
 
-    async def _hang_up(self, connection: Connection) -> None:
-        """After the last acks were read by the server, where it still reads."""
-        try:
-            async with asyncio.timeout(FAREWELL):
-                await connection.barrier()
-        except (TimeoutError, BrokerUnavailable):
-            pass
-        await connection.close()
-
     # -- the connection -------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _calling(self, seconds: float, longest: int = 1) -> AsyncIterator[Connection]:
-        """A connection for one call, which may take that long, or `longest` times that if it sees to the silence of the
-        server itself. Notes how it went."""
+    async def _calling(self, seconds: float | None = None, longest: int = 1) -> AsyncIterator[Connection]:
+        """Yield a connection for one call, and note how the call went.
+
+        The call may take `seconds`, or `longest` times that if it sees to the silence of the server itself.
+        """
+        seconds = seconds or self._timeout
         connection, heard = None, 0
         began = asyncio.get_running_loop().time()
         try:
@@ -181,7 +163,7 @@ class NatsBroker:
                 connection = await self._connected()
                 limit.reschedule(began + seconds * longest)
                 heard = connection.heard
-                connection.forget_complaint()
+                connection.complaint = ""
                 yield connection
         except TimeoutError as timeout:
             error = self._silence(connection, heard, seconds)
@@ -195,13 +177,13 @@ class NatsBroker:
             self._trouble = None
 
     def _silence(self, connection: Connection | None, heard: int, seconds: float) -> BrokerError:
-        """A server that said nothing at all is given up: else what it does not read would pile up here."""
+        """Return the error for a call that took too long. Give up a server that said nothing at all meanwhile."""
         if connection is None:
             return self._no_answer(self._node, seconds)
         if connection.complaint:
             return BrokerError(f"{connection.place} does not allow it: {connection.complaint}")
-        connection.forget_stuck()
-        connection.made.clear()  # perhaps a stream is gone and somebody else listens on its subject
+        connection.queues.forget_stuck()
+        connection.queues.forget_made()  # perhaps a stream is gone and somebody else listens on its subject
         if connection.heard == heard:
             connection.fail(f"it was silent for {seconds:g} s")
         return BrokerUnavailable(f"{connection.place} did not confirm in {seconds:g} s")
@@ -228,11 +210,13 @@ class NatsBroker:
     def _attempt_ended(self, attempt: "asyncio.Task[Connection]") -> None:
         self._connecting = None
         if not attempt.cancelled():
-            attempt.exception()  # whoever waits has it; if nobody does, it must not be reported as forgotten
+            attempt.exception()  # the waiting call has it; without one it must not be reported as forgotten
 
     async def _connect(self) -> Connection:
-        """Tries each server of the cluster once, beginning with the one that it was at. A login that was good before is
-        refused by a server in trouble: to whoever has a message to send that must not look as if the message were bad.
+        """Try each server of the cluster once, beginning with the one that it was at.
+
+        A server in trouble may refuse a login that was good before. That must not look as if a message were bad, so
+        it counts as away.
         """
         failures: list[BrokerError] = []
         for _ in self._address.hosts:
@@ -249,11 +233,10 @@ class NatsBroker:
         raise BrokerUnavailable(str(refusal)) if self._was_connected else refusal
 
     async def _connect_to(self, address: Address) -> Connection:
-        connection = Connection(address, self._connection_lost)
+        connection = Connection(address, self._connection_lost, self._timeout)
         try:
             async with asyncio.timeout(self._connect_timeout):
                 await connection.open(self._connect_timeout)
-            await self._births.compare(connection, self._connect_timeout)
             if connection.lost:
                 raise BrokerUnavailable(connection.lost)
         except BaseException as error:
@@ -264,37 +247,28 @@ class NatsBroker:
         orphans, self._orphans = self._orphans, {}
         give_back(connection, orphans)
         self._connection = connection
-        self._appetite.note_connected()
         self._was_connected = True
         return connection
 
     def _connection_lost(self, connection: Connection) -> None:
         if self._connection is connection:
             self._connection = None
-            if connection.lost:
-                self._appetite.note_lost()
         if connection.lost:
             self._trouble = connection.lost
             for consumer in [each for each in self._consumers if each.connection is connection]:
                 consumer.lose(connection.lost)
 
-    # -- what consumers ask and tell ------------------------------------------------------------------------------
-
-    @property
-    def pull_bytes(self) -> int:
-        return self._appetite.bytes
+    # -- calls of consumers ---------------------------------------------------------------------------------------
 
     def note_trouble(self, trouble: str | None) -> None:
         self._trouble = trouble
 
-    def note_given_back(self, queue: str, sequence: int, delay: float) -> None:
-        self._given_back.note(queue, sequence, delay)
-
-    def note_seen(self, queue: str, sequences: Iterable[int]) -> None:
-        self._given_back.forget(queue, sequences)
+    def note_delayed(self, queue: str, delay: float) -> None:
+        if delay > 0:
+            self._delayed.append((queue, self._clock.now() + delay))
 
     def lost(self, consumer: NatsConsumer) -> None:
-        """The caller may never close it, so what it held is given back now, or when there is a connection again."""
+        """Give back what the consumer held, now or when there is a connection again: its owner may never close it."""
         self._consumers.discard(consumer)
         if consumer.connection.lost:
             held = consumer.abandon()
@@ -308,7 +282,16 @@ class NatsBroker:
     def closed(self, consumer: NatsConsumer) -> None:
         self._consumers.discard(consumer)
 
-    # -- the queues -----------------------------------------------------------------------------------------------
+    async def bury(self, letters: Sequence[Letter]) -> Sequence[BrokerError | None]:
+        async with self._calling(longest=LONGEST) as connection:
+            requests = []
+            for letter in letters:
+                room = connection.max_payload - len(letter.body)
+                headers = letter_headers(letter.reason, letter.redeliveries, room, letter.id)
+                requests.append(Request(dlq_name(letter.queue), letter.body, headers))
+            return await self._publisher.send(connection, requests)
+
+    # -- publishing and consuming ---------------------------------------------------------------------------------
 
     async def declare(self, queues: Sequence[str]) -> None:
         sources = list(dict.fromkeys(source_name(queue) for queue in queues))
@@ -316,7 +299,7 @@ class NatsBroker:
             raise BrokerError(fault)
         without_leader: list[QueueUnavailable] = []
         for some in pages(sources, MADE_TOGETHER):  # each part has its own time: a disk may be slow
-            async with self._calling(self._publish_timeout) as connection:
+            async with self._calling() as connection:
                 for unmade in (await self._maker.make(connection, some)).values():
                     if not isinstance(unmade, QueueUnavailable):
                         raise unmade
@@ -324,8 +307,47 @@ class NatsBroker:
         if without_leader:  # keeps no other from being made
             raise without_leader[0]
 
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
+        async with self._calling(longest=LONGEST) as connection:
+            requests = [request_of(message, connection.max_payload) for message in messages]
+            sendable = [request for request in requests if isinstance(request, Request)]
+            sent = iter(await self._publisher.send(connection, sendable))
+            errors = [next(sent) if isinstance(request, Request) else request for request in requests]
+            if all(errors) and any(isinstance(error, QueueDown) for error in errors):
+                await self._require_work(connection)
+        return [self._taken if error is None else Receipt(error=error) for error in errors]
+
+    @staticmethod
+    async def _require_work(connection: Connection) -> None:
+        """Raise BrokerUnavailable for a cluster without its majority: it answers, and does no work."""
+        try:
+            await connection.ask("INFO")
+        except BrokerError:
+            connection.queues.forget_stuck()
+            raise
+
+    async def consume(self, queue: str, *, prefetch: int) -> NatsConsumer:
+        if prefetch < 1:
+            raise BrokerError(f"prefetch: must be at least 1, got {prefetch}")
+        if fault := name_fault(queue):
+            raise BrokerError(fault)
+        async with self._calling() as connection:
+            faults = await self._maker.make(connection, [source_name(queue)])
+            if is_dlq(queue):
+                faults |= await self._maker.make_consumers(connection, [queue])
+            for unmade in faults.values():
+                raise unmade
+            limit = None if is_dlq(queue) else self._delivery_limit
+            terms = Terms(prefetch, self._maker.lease_of(queue), self._heartbeat, limit)
+            consumer = NatsConsumer(self, connection, queue, terms)
+            consumer.open()
+            self._consumers.add(consumer)
+        return consumer
+
+    # -- administration -------------------------------------------------------------------------------------------
+
     async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
-        """Raises QueueDown when nobody can tell of any that are named, since their streams have no leader."""
+        """Return the states of queues. Raises QueueDown when the streams of all named queues have no leader."""
         if names is None:
             counts, unknown = await self._all_counts()
             sources = [name for name in dict.fromkeys(map(source_name, counts)) if name not in unknown]
@@ -333,18 +355,21 @@ class NatsBroker:
             counts, unknown = await self._counts([name for name in names if not name_fault(name)])
             known = set(map(source_name, counts)) - unknown
             sources = [name for name in dict.fromkeys(names) if name in known]
-        async with self._calling(self._publish_timeout) as connection:
-            calls = ((f"CONSUMER.INFO.{stream_of(name)}.{stream_of(name)}", None) for name in sources)
-            consumers = await connection.ask_many(calls, self._look_patience)
-        return [self._state(name, counts, told) for name, told in zip(sources, consumers, strict=True)]
+        async with self._calling() as connection:
+            consumers = await connection.consumers(sources)
+        now = self._clock.now()
+        delayed = Counter(queue for queue, until in self._delayed if until > now)
+        return [_state(name, counts, consumer, delayed[name]) for name, consumer in consumers.items()]
 
     async def _all_counts(self) -> tuple[dict[str, int], set[str]]:
-        """How many messages lie in each of our streams, and those of which nobody can tell, since they have no leader.
-        Each page has its own time: for one that has none a cluster waits for four seconds."""
+        """Return the number of messages by queue, and the queues without a leader, of which nobody knows it.
+
+        Each page has its own time: for a stream without a leader a cluster waits for four seconds.
+        """
         counts, unknown = dict[str, int](), set[str]()
         offset = total = 0
         while not offset or offset < total:
-            async with self._calling(self._publish_timeout) as connection:
+            async with self._calling() as connection:
                 page = await connection.ask("STREAM.LIST", {"offset": offset})
             streams, total = page.get("streams") or [], page["total"]
             counts |= {queue_of(s["config"]["name"]): s["state"]["messages"] for s in streams if is_queue(s["config"])}
@@ -353,92 +378,19 @@ class NatsBroker:
         return counts, unknown
 
     async def _counts(self, names: Sequence[str]) -> tuple[dict[str, int], set[str]]:
-        wanted = list(dict.fromkeys(name for each in names for name in (each, dlq_name(each))))
         counts, unknown = dict[str, int](), set[str]()
-        async with self._calling(self._publish_timeout) as connection:
-            looks = ((f"STREAM.INFO.{stream_of(name)}", None) for name in wanted)
-            for name, answer in zip(wanted, await connection.ask_many(looks, self._look_patience), strict=True):
-                if not isinstance(answer, ApiError):
-                    counts[name] = answer["state"]["messages"]
-                elif answer is UNANSWERED:
+        async with self._calling() as connection:
+            streams = await connection.streams([each for name in names for each in (name, dlq_name(name))])
+            for name, stream in streams.items():
+                if not isinstance(stream, ApiError):
+                    counts[name] = stream["state"]["messages"]
+                elif stream is UNANSWERED:
                     unknown.add(name)
-                elif not answer.is_missing:
-                    raise connection.refusal(answer, f"to tell of {name}")
+                elif not stream.is_missing:
+                    raise connection.refusal(stream, f"to show the stream of {name}")
         if names and unknown.issuperset(names):
-            raise QueueDown(f"{self.name} does not tell of {', '.join(names)}: the stream may have no leader")
+            raise QueueDown(f"{self.name} does not answer for {', '.join(names)}: the stream may have no leader")
         return counts, unknown
-
-    def _state(self, queue: str, counts: dict[str, int], consumer: dict[str, Any] | ApiError) -> QueueState:
-        """As its consumer tells: the stream was asked before it, and what was acked since would count as ready. Where
-        there is no consumer, nobody holds anything; where nothing is told of it, nobody knows."""
-        stored, letters = counts.get(queue, 0), counts.get(dlq_name(queue), 0)
-        if isinstance(consumer, ApiError):
-            return QueueState(queue, stored, 0 if consumer.is_missing else None, letters)
-        given_back = self._given_back.count(queue, consumer)
-        ready = min(consumer["num_pending"], stored) + given_back  # some servers count more than there is
-        delayed = min(self._given_back.delayed(queue), given_back)
-        unacked, paused = consumer["num_ack_pending"] - given_back, pause_told(consumer)
-        return QueueState(queue, ready, unacked, letters, delayed=delayed, paused=paused)
-
-    # -- publishing -----------------------------------------------------------------------------------------------
-
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
-        async with self._calling(self._publish_timeout, LONGEST) as connection:
-            refusals = Refusals()
-            requests = [request_of(message, connection.max_payload) for message in messages]
-            await self._sender.send(connection, [each for each in requests if isinstance(each, Request)], refusals)
-            if refusals.are_all_down(len(messages)):
-                async with asyncio.timeout(self._publish_timeout):
-                    await self._require_work(connection)
-        return [refusals.receipt(request, self._taken) for request in requests]
-
-    @staticmethod
-    async def _require_work(connection: Connection) -> None:
-        """A cluster without its majority answers, and does no work."""
-        try:
-            await connection.ask("INFO")
-        except BrokerError:
-            connection.forget_stuck()
-            raise
-
-    async def bury(self, letters: Sequence[Letter]) -> None:
-        async with self._calling(self._publish_timeout, LONGEST) as connection:
-            room = connection.max_payload
-            refusals = Refusals()
-            requests = [
-                Request(
-                    dlq_name(letter.queue),
-                    letter.body,
-                    letter_headers(letter.reason, letter.redeliveries, room - len(letter.body), letter.id),
-                )
-                for letter in letters
-            ]
-            await self._sender.send(connection, requests, refusals)
-        refusals.raise_any()
-
-    # -- consuming ------------------------------------------------------------------------------------------------
-
-    async def consume(self, queue: str, *, prefetch: int) -> NatsConsumer:
-        if prefetch < 1:
-            raise BrokerError(f"prefetch: must be at least 1, got {prefetch}")
-        if fault := name_fault(queue):
-            raise BrokerError(fault)
-        is_quarantine = is_dlq(queue)
-        limit = None if is_quarantine else self._delivery_limit
-        async with self._calling(self._publish_timeout) as connection:
-            _raise_first(await self._maker.make(connection, [source_name(queue)]))
-            if is_quarantine:
-                _raise_first(await self._maker.make_consumers(connection, [queue]))
-            terms = Terms(prefetch, self._maker.lease_of(queue), self._heartbeat, limit)
-            (told,) = await connection.ask_many([(f"CONSUMER.INFO.{stream_of(queue)}.{stream_of(queue)}", None)])
-            if not isinstance(told, ApiError):  # if it is gone again, the first pull will tell
-                terms = terms._replace(**agreed_terms(told["config"]))
-            consumer = NatsConsumer(self, connection, queue, terms)
-            consumer.open()
-            self._consumers.add(consumer)
-        return consumer
-
-    # -- dead letters ---------------------------------------------------------------------------------------------
 
     async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
         return await self._dead_letters.peek(queue, limit=limit, after=after)
@@ -456,26 +408,27 @@ class NatsBroker:
 
     async def remove(self, queues: Sequence[str]) -> None:
         sources = [source for source in dict.fromkeys(map(source_name, queues)) if not name_fault(source)]
-        async with self._calling(self._publish_timeout) as connection:
-            await self._maker.remove(connection, sources)
-        for source in sources:
-            self._given_back.forget_all(source)
+        async with self._calling() as connection:
+            await delete(connection, sources)
 
     async def remove_unused(self, queues: Sequence[str]) -> Sequence[str]:
-        """Closes the streams to new messages before it looks a last time: who publishes meanwhile hears that the queue
-        is full, and tries again."""
-        gone: list[str] = []
-        async with self._calling(self._publish_timeout, LONGEST) as connection:
-            for queue in queues:
-                if not name_fault(queue) and await self._maker.is_removed_unused(connection, source_name(queue)):
-                    self._given_back.forget_all(source_name(queue))
-                    gone.append(queue)
-        return gone
+        async with self._calling(longest=LONGEST) as connection:
+            named = [queue for queue in queues if not name_fault(queue)]
+            return [queue for queue in named if await delete_unused(connection, source_name(queue))]
 
 
-def _raise_first(faults: Mapping[str, BrokerError]) -> None:
-    for fault in faults.values():
-        raise fault
+def _state(queue: str, counts: Mapping[str, int], consumer: ApiAnswer, delayed: int) -> QueueState:
+    """Return the counts of a queue, mostly from its consumer: messages may have been acked since the stream was asked.
+
+    Without a consumer nobody holds anything; when nothing is said of it, nobody knows.
+    """
+    stored, letters = counts.get(queue, 0), counts.get(dlq_name(queue), 0)
+    if isinstance(consumer, ApiError):
+        return QueueState(queue, stored, 0 if consumer.is_missing else None, letters)
+    delayed = min(delayed, consumer["num_ack_pending"])
+    ready = min(consumer["num_pending"], stored) + delayed  # some servers count more than there is
+    unacked = consumer["num_ack_pending"] - delayed
+    return QueueState(queue, ready, unacked, letters, delayed=delayed, paused=pause_of(consumer))
 
 
 def _replicas(text: str) -> int:

@@ -1,18 +1,13 @@
-"""One connection to a NATS server, which fails at once, for good and with plain words.
-
-nats-py keeps a broken connection to itself: it reconnects in the background, buffers what is published meanwhile, and
-on its way out waits for a peer that may be frozen. The orchestrator wants to know, so here a connection that breaks is
-over: whoever waits is told, nothing is kept, and the broker opens another when it is next used.
+"""One connection to a NATS server. It fails at once, for good, and with plain words.
 
 Everything that is answered (confirms of published messages, calls of JetStream's API) shares one inbox, and is written
-out in one go before the first answer is awaited. nats-py connects, does TLS, credentials and pings, and reads; the way
-of a message from there to whoever waits for it is short, without an object, a queue and a task for each.
+out in one go before the first answer is awaited. An answer takes a short way to its caller: there is no object, queue
+or task for each.
 """
 
 import asyncio
 import re
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -22,12 +17,14 @@ import nats.errors
 
 from oraculo.brokers.address import Address
 from oraculo.brokers.nats.client import OneLifeClient, Receive
-from oraculo.brokers.nats.layout import header_block
+from oraculo.brokers.nats.known_queues import KnownQueues
+from oraculo.brokers.nats.layout import header_block, stream_of
 from oraculo.brokers.nats.replies import (
     FORBIDDEN,
     NOBODY,
     UNANSWERED,
     Answer,
+    ApiAnswer,
     ApiError,
     Read,
     Replies,
@@ -35,65 +32,60 @@ from oraculo.brokers.nats.replies import (
     read_answer,
 )
 from oraculo.core.chunks import pages
-from oraculo.core.queue_health import TroubledQueues
 from oraculo.errors import BrokerError, BrokerUnavailable, QueueDown, how_to_add
 
 PING_INTERVAL = 5  # seconds; a peer that leaves two pings unanswered is gone
-MOST_KNOWN = 10_000  # queues, or streams, of which something is remembered; the one not used for longest is forgotten
-SILENT_FOR = 5.0  # seconds until a queue is tried again that said nothing while the server answered
-FULL_FOR = 60.0  # seconds until a full server is tried again to which nothing is sent; canaries are sent more often
-_OVERTAKEN = 0.5  # seconds: an answer may come before the confirm of a large message that was sent ahead of it
 _API = "$JS.API."
-_API_WINDOW = 128  # calls of the API that are out at a time
-_PATIENT_WINDOW = 4000  # where some may never be answered: all wait together. JetStream drops calls when 10,000 wait
+_API_WINDOW = 4000  # calls of the API that are out together; JetStream drops calls when 10,000 wait
 _NO_JETSTREAM = frozenset({10039, 10076})
 _FORBIDDEN_SUBJECT = re.compile(r'permissions violation for publish to "([^"]+)"')
-_DEAF_INBOX = re.compile(r'permissions violation for subscription to "[^"]+\.\*"')
+
+
+class Patience(NamedTuple):
+    """The seconds to wait for answers. A line may be slow, so the silence counts and not the time of all."""
+
+    silence: float  # without any answer, until the server is asked whether it works
+    proof: float  # for the answer to that
+    grace: float  # for answers that the proof overtook
 
 
 class OneWaySender(Protocol):
-    """Somebody who sends without being answered, and wants to hear when that is forbidden. Neither call may raise."""
-
-    queue: str
+    """A sender that gets no answer, and hears when its subject is forbidden. Neither call may raise."""
 
     def sends_to(self, subject: str) -> bool:
-        """In small letters, as the server tells it."""
+        """Return whether the subject, which the server names in small letters, is one of this sender's."""
         ...
 
     def forbidden(self, said: str) -> None: ...
 
 
-class Patience(NamedTuple):
-    """How long confirms are waited for."""
-
-    until: float  # in the loop's time; and longer, while they come in
-    silence: float  # seconds without any after which they no longer do
-    proof: float  # seconds more, in which the server may show that it works
-
-
 class Connection:
-    """`lost` says why it cannot be used any more; it never recovers."""
+    """A connection that never recovers: once it is over, `lost` has the reason.
 
-    def __init__(self, address: Address, on_lost: Callable[["Connection"], None]) -> None:
+    `timeout`: seconds that a call of JetStream's API may take.
+    """
+
+    def __init__(self, address: Address, on_lost: Callable[["Connection"], None], timeout: float) -> None:
         self.address = address
         self.place = f"NATS at {address.place}"
         self.lost: str | None = None
-        self.made: dict[str, None] = {}  # queues that it has seen; the name of a quarantine stands for both
-        self._silent = TroubledQueues(SILENT_FOR)
-        self._unmakeable = TroubledQueues(SILENT_FOR)
-        self._full: tuple[str, float] | None = None  # what the server said, and until when that is believed
+        self.complaint = ""  # the server's last words about missing rights that concern no known request
+        self.queues = KnownQueues()
+        self._patience = Patience(0.4 * timeout, 0.6 * timeout, 0.0)
         self._on_lost = on_lost
         self._client = OneLifeClient(self._fail, self._refuse_forbidden, needs_tls=address.tls is not None)
         self._inbox = b""
         self._sent = 0
         self._awaiting: dict[bytes, Replies] = {}
-        self._heard_at = 0.0  # the loop's time when it last answered anything
+        self._heard_at = 0.0  # the loop's time of the last answer to anything
         self._now = asyncio.get_running_loop().time
         self._senders: dict[int, OneWaySender] = {}  # by their subscriptions
 
     async def open(self, timeout: float) -> None:
-        """Raises BrokerUnavailable when it cannot be reached, BrokerError when it refuses. The caller sets the limit of
-        time; `timeout` tells nats-py not to wait longer either."""
+        """Connect. Raises BrokerUnavailable when the server cannot be reached, BrokerError when it refuses.
+
+        The caller sets the limit of time; `timeout` is for nats-py.
+        """
         is_open = False
         try:
             await self._client.connect(**self._options(timeout))
@@ -114,10 +106,10 @@ class Connection:
 
     async def _require_jetstream(self) -> None:
         (answer,) = await self.ask_many([("INFO", None)])
+        if answer is NOBODY or (isinstance(answer, ApiError) and answer.err_code in _NO_JETSTREAM):
+            remedy = "start nats-server with -js, and where accounts are set up, enable jetstream for this one"
+            raise BrokerError(f"{self.place} has no JetStream for this account: {remedy}")
         if isinstance(answer, ApiError):
-            if answer is NOBODY or answer.err_code in _NO_JETSTREAM:
-                remedy = "start nats-server with -js, and where accounts are set up, enable jetstream for this one"
-                raise BrokerError(f"{self.place} has no JetStream for this account: {remedy}")
             raise self.refusal(answer, "INFO")
 
     @property
@@ -131,144 +123,63 @@ class Connection:
 
     @property
     def heard(self) -> int:
-        """Messages that have come; while it does not change, the server may be frozen."""
+        """The number of messages that have come. While it does not change, the server may be frozen."""
         return self._client.heard
-
-    @property
-    def complaint(self) -> str:
-        return self._client.complaint
-
-    def forget_complaint(self) -> None:
-        self._client.complaint = ""
 
     def fail(self, why: str) -> None:
         self._client.fail(why)
 
-    def note_made(self, queues: Iterable[str]) -> None:
-        for queue in queues:
-            self.made.pop(queue, None)
-            self.made[queue] = None
-            if len(self.made) > MOST_KNOWN:
-                del self.made[next(iter(self.made))]
-
-    def forget_made(self, queues: Iterable[str]) -> None:
-        for queue in queues:
-            self.made.pop(queue, None)
-
-    def unmade(self, queues: set[str]) -> set[str]:
-        """Those that have to be made before something is sent there, but for those that could not be a moment ago."""
-        missing = queues - self.made.keys()
-        return missing - self._unmakeable.reasons(time.monotonic()).keys() if missing and self._unmakeable else missing
-
-    def note_unmakeable(self, queues: Iterable[str], why: str) -> None:
-        self._unmakeable.note(queues, why, time.monotonic())
-
-    def note_silent(self, queue: str, why: str) -> None:
-        self._silent.note([queue], why, time.monotonic())
-
-    def note_working(self, queues: Sequence[str]) -> None:
-        self._silent.works(queues)
-        self._unmakeable.works(queues)
-
-    def stuck(self) -> dict[str, str]:
-        """Queues that do not work, while the server does, and how that was seen."""
-        now = time.monotonic()
-        return self._silent.reasons(now) | self._unmakeable.reasons(now)
-
-    def forget_stuck(self) -> None:
-        """It was not the queues' fault."""
-        self._silent.clear()
-        self._unmakeable.clear()
-
-    def full(self) -> str | None:
-        """Why the server stores no message, while it answers. It does not tell when it has room again: it must be sent
-        something, or be believed to have."""
-        return self._full[0] if self._full is not None and time.monotonic() < self._full[1] else None
-
-    def note_full(self, why: str) -> None:
-        self._full = why, time.monotonic() + FULL_FOR
-
-    def note_stored(self) -> None:
-        self._full = None
-
-    # -- sending --------------------------------------------------------------------------------------------------
+    # -- requests -------------------------------------------------------------------------------------------------
 
     def send(self, messages: Iterable[tuple[str, bytes]], reply: str = "") -> None:
-        """Bodies to subjects, without waiting for anything. Raises BrokerUnavailable."""
+        """Send bodies to subjects without waiting for anything. Raises BrokerUnavailable."""
         self._require_alive()
         answer = reply.encode()
         lines = [b"PUB %b %b %d\r\n%b\r\n" % (to.encode(), answer, len(body), body) for to, body in messages]
         if lines:
             self._client.write(b"".join(lines))
 
-    async def exchange(self, requests: Sequence[Request], read: Read[Answer]) -> list[Answer]:
-        """Sends them all and returns the answers, in their order. It waits for ever: the caller sets the limit."""
-        self._require_alive()
-        if not requests:
-            return []
-        with self._asking(requests, read) as replies:
-            await replies.complete
-        return replies.answers
-
-    async def exchange_until(
-        self, requests: Sequence[Request], read: Read[Answer], until: float
-    ) -> Sequence[Answer | None]:
-        """As above; None for what has no answer by then, in the loop's time, while JetStream answers otherwise, for
-        which it waits."""
-        self._require_alive()
-        if not requests:
-            return []
-        with self._asking(requests, read) as replies:
-            try:
-                async with asyncio.timeout_at(until):
-                    await replies.complete
-            except TimeoutError:
-                await self.ask("INFO")  # a server that answers this has read all that was sent before
-            return replies.answers
-
-    async def exchange_patiently(
+    async def exchange(
         self, requests: Sequence[Request], read: Read[Answer], patience: Patience
     ) -> Sequence[Answer | None]:
-        """As above; over a slow line it takes as long as it takes. Raises TimeoutError when the server falls silent."""
+        """Send the requests and return the answers in order.
+
+        None stands for a request without an answer, while the server answers otherwise. Raises TimeoutError when the
+        server is silent.
+        """
         self._require_alive()
         if not requests:
             return []
         with self._asking(requests, read) as replies:
-            while not await self._is_done(
-                [replies.complete], lambda: max(patience.until, replies.heard_at + patience.silence)
-            ):
+            while not await self._are_complete(replies, patience.silence):
                 asked_at = self._now()
-                await self._require_answer(patience, replies)
-                await asyncio.wait([replies.complete], timeout=min(patience.proof, _OVERTAKEN))
-                if not replies.complete.done() and replies.heard_at < asked_at:
+                await self._require_proof(patience)
+                if not await replies.wait(patience.grace) and replies.heard_at < asked_at:
                     break
             return replies.answers
 
-    async def _require_answer(self, patience: Patience, others: Replies) -> None:
-        """To a question, or all the others. The question waits behind what was sent before: while that is answered, the
-        server is at work."""
-        with self._asking([Request(f"{_API}INFO", b"")], read_answer) as replies:
-            if not await self._is_done(
-                [replies.complete, others.complete],
-                lambda: max(patience.until, self._heard_at + patience.silence) + patience.proof,
-            ):
-                raise TimeoutError
-            (answer,) = replies.answers
-            if isinstance(answer, ApiError):
-                raise self.refusal(answer, "INFO")
-
-    async def _is_done(self, futures: Sequence["asyncio.Future[None]"], late_at: Callable[[], float]) -> bool:
-        """One of them, by then, in the loop's time, which may move on meanwhile. Raises what they raise."""
+    async def _are_complete(self, replies: Replies, silence: float) -> bool:
+        """Wait for all answers. Return False once none has come for so many seconds."""
         began = self._now()
-        done = {future for future in futures if future.done()}
-        while not done and (left := late_at() - self._now()) > 0:
-            if self._heard_at > began:
-                self._client.note_answer()
-            done, _ = await asyncio.wait(futures, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        for fault in [future.exception() for future in done]:  # of all: else asyncio tells of those that nobody took
-            if fault is not None:
-                raise fault
-        return bool(done)
+        while (left := max(began, replies.heard_at) + silence - self._now()) > 0:
+            if await replies.wait(left):
+                return True
+        return False
+
+    async def _require_proof(self, patience: Patience) -> None:
+        """Ask the server whether it works. Raises TimeoutError, or BrokerUnavailable when it does not.
+
+        The question waits behind what was sent before. While that is answered, the server is at work.
+        """
+        asked_at = self._now()
+        with self._asking([Request(f"{_API}INFO", b"")], read_answer) as replies:
+            while (left := max(asked_at, self._heard_at) + patience.proof - self._now()) > 0:
+                if await replies.wait(left):
+                    (answer,) = replies.answers
+                    if isinstance(answer, ApiError):
+                        raise self.refusal(answer, "INFO")
+                    return
+        raise TimeoutError
 
     @contextmanager
     def _asking(self, requests: Sequence[Request], read: Read[Any]) -> Iterator[Replies]:
@@ -292,46 +203,58 @@ class Connection:
             raise BrokerUnavailable(self.lost)
 
     async def barrier(self) -> None:
-        """Returns once the server has read all that was sent before: what is sent to oneself comes back in its turn."""
-        await self.exchange([Request(f"{self._inbox.decode()}{self._sent}", b"barrier")], lambda data, _: data)
+        """Return once the server has read all that was sent before: a message to oneself comes back in its turn."""
+        self._require_alive()
+        with self._asking([Request(f"{self._inbox.decode()}{self._sent}", b"barrier")], lambda data, _: data) as echo:
+            await echo.wait()
 
-    async def ask_many(
-        self, calls: Iterable[tuple[str, Any]], patience: float | None = None
-    ) -> list[dict[str, Any] | ApiError]:
-        """Calls of JetStream's API: its verb and its object. With patience, in seconds, those of a stream that has no
-        leader are UNANSWERED after that."""
+    # -- JetStream's API ------------------------------------------------------------------------------------------
+
+    async def ask_many(self, calls: Iterable[tuple[str, Any]]) -> list[ApiAnswer]:
+        """Make calls of a verb and an object, and return the answers in order.
+
+        UNANSWERED stands for a call about a stream without a leader. Raises TimeoutError when the server is silent.
+        """
         requests = [Request(_API + verb, msgspec.json.encode(what) if what else b"") for verb, what in calls]
-        answers: list[dict[str, Any] | ApiError] = []
-        for window in pages(requests, _API_WINDOW if patience is None else _PATIENT_WINDOW):
-            if patience is None:
-                answers += await self.exchange(window, read_answer)
-            else:
-                until = asyncio.get_running_loop().time() + patience
-                some: Sequence[dict[str, Any] | ApiError | None] = await self.exchange_until(window, read_answer, until)
-                answers += [UNANSWERED if answer is None else answer for answer in some]
+        answers: list[ApiAnswer] = []
+        for window in pages(requests, _API_WINDOW):
+            some: Sequence[ApiAnswer | None] = await self.exchange(window, read_answer, self._patience)
+            answers += [UNANSWERED if answer is None else answer for answer in some]
         return answers
 
+    async def ask_each(self, calls: Mapping[str, tuple[str, Any]]) -> dict[str, ApiAnswer]:
+        """Make one call for each queue."""
+        return dict(zip(calls, await self.ask_many(calls.values()), strict=True))
+
     async def ask(self, verb: str, what: Any = None) -> dict[str, Any]:
-        """One call that must succeed."""
+        """Make one call that must succeed."""
         (answer,) = await self.ask_many([(verb, what)])
         if isinstance(answer, ApiError):
             raise self.refusal(answer, verb)
         return answer
 
-    def refusal(self, error: ApiError, what: str, needed: str = "") -> BrokerError:
-        """The error for people, and whether it is worth a retry. `needed`: what would be right, if that is known."""
+    async def streams(self, queues: Collection[str]) -> dict[str, ApiAnswer]:
+        return await self.ask_each({queue: (f"STREAM.INFO.{stream_of(queue)}", None) for queue in queues})
+
+    async def consumers(self, queues: Collection[str]) -> dict[str, ApiAnswer]:
+        return await self.ask_each(
+            {queue: (f"CONSUMER.INFO.{stream_of(queue)}.{stream_of(queue)}", None) for queue in queues}
+        )
+
+    def refusal(self, error: ApiError, what: str, remedy: str = "") -> BrokerError:
+        """Return the error for people, of the type that says whether a retry may help."""
         if error.is_forbidden:
             return BrokerError(f"{self.place} does not allow it: {error.description}")
         if error is UNANSWERED:
             return QueueDown(f"{self.place} was asked {what} and gave no answer, while it answers otherwise")
-        sentence = f"{self.place} refused {what}: {error.description} ({error.err_code or error.code}){needed}"
+        sentence = f"{self.place} refused {what}: {error.description} ({error.err_code or error.code}){remedy}"
         passes = error.is_temporary or error.is_full or error.is_missing  # which was there a moment ago
         return BrokerUnavailable(sentence) if passes else BrokerError(sentence)
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
     def subscribe(self, receive: Receive, sender: OneWaySender) -> tuple[str, int]:
-        """A subject of one's own, to which others may be asked to send, and the number of the subscription to it."""
+        """Return a new subject, to which others may be asked to send, and the number of the subscription to it."""
         self._require_alive()
         subject = f"{self._inbox.decode()}to.{self._sent}"
         self._sent += 1
@@ -340,7 +263,7 @@ class Connection:
         return subject, number
 
     def stop_deliveries(self, number: int) -> None:
-        """The server stops sending; what is on its way is still received."""
+        """Let the server stop sending. Messages that are on their way are still received."""
         self._require_alive()
         self._client.stop_deliveries(number)
 
@@ -350,43 +273,32 @@ class Connection:
 
     def _replied(self, subject: bytes, _reply: bytes, data: bytes, headers: bytes | None) -> None:
         token = subject[len(self._inbox) :]
-        replies = self._awaiting.get(token)
-        if replies is not None:
+        if (replies := self._awaiting.get(token)) is not None:
             replies.heard_at = self._heard_at = self._now()
             replies.receive(token, data, headers)
 
     def _refuse_forbidden(self, complaint: str) -> None:
-        """What the account may not send is never answered. Its subject is told in small letters: where two that wait
-        differ in nothing else, it may be either's, and silence has to tell."""
-        if _DEAF_INBOX.search(complaint):  # no answer to anything may be heard
-            self._refuse(self._awaiting.items(), complaint)
+        """Answer the requests that the server forbids, because it answers them nothing itself."""
         found = _FORBIDDEN_SUBJECT.search(complaint)
-        if found is None:
-            return
-        self._tell_sender(found[1], complaint)
-        waiting = [(each, each[1].requests[each[0]].subject) for each in self._awaiting.items()]
-        meant = [(each, subject) for each, subject in waiting if subject.lower() == found[1]]
-        if len({subject for _, subject in meant}) > 1:
-            return
-        self.forget_complaint()  # whoever it concerns is told here; another's silence has other reasons
-        self._refuse([each for each, _ in meant], complaint)
-
-    def _tell_sender(self, subject: str, complaint: str) -> None:
-        concerned = [sender for sender in self._senders.values() if sender.sends_to(subject)]
-        if len({sender.queue for sender in concerned}) == 1:  # else it may be either's
-            for sender in concerned:
-                sender.forbidden(complaint)
-
-    @staticmethod
-    def _refuse(waiting: Iterable[tuple[bytes, Replies]], complaint: str) -> None:
+        subject = found[1] if found else ""
+        waiting = [
+            (token, replies)
+            for token, replies in self._awaiting.items()
+            if found is None or replies.asks(token, subject)  # or the inbox is forbidden, and no answer can be heard
+        ]
+        senders = [sender for sender in self._senders.values() if sender.sends_to(subject)]
         refusal = msgspec.json.encode({"error": {"code": FORBIDDEN, "description": complaint}})
-        for token, replies in list(waiting):
+        for token, replies in waiting:
             replies.receive(token, refusal, None)
+        for sender in senders:
+            sender.forbidden(complaint)
+        if not waiting and not senders:
+            self.complaint = complaint
 
     # -- the end --------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """At once; whoever wants what was sent to be read first waits for the barrier."""
+        """Close at once. A caller that wants its last messages to be read waits for the barrier first."""
         if not self.lost:
             self.lost = f"the connection to {self.place} is closed"
         await self._give_up()
@@ -397,11 +309,10 @@ class Connection:
         await self._client.ended()
 
     def _fail(self, why: str) -> None:
-        if self.lost:
-            return
-        self.lost = f"the connection to {self.place} was lost: {why}"
-        self._fail_all(self.lost)
-        self._on_lost(self)
+        if not self.lost:
+            self.lost = f"the connection to {self.place} was lost: {why}"
+            self._fail_all(self.lost)
+            self._on_lost(self)
 
     def _fail_all(self, why: str) -> None:
         for replies in set(self._awaiting.values()):
@@ -420,11 +331,11 @@ class Connection:
             "tls": address.tls,
             "ping_interval": PING_INTERVAL,
             "max_outstanding_pings": 2,
-            # Two quick attempts and no reconnecting: that is done by whoever uses the broker next.
+            # Two quick attempts and no reconnecting: the next call to the broker does that.
             "allow_reconnect": False,
             "max_reconnect_attempts": 1,
             "reconnect_time_wait": 0,
-            # Nothing is buffered for a connection that is gone, and no call waits for the writer: a wait in there
+            # Nothing is buffered for a connection that is gone, and no call waits for the writer, because that wait
             # cannot be cancelled.
             "pending_size": 0,
             "flusher_queue_size": 0,

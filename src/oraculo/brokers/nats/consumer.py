@@ -3,14 +3,13 @@
 It pulls: JetStream sends as many messages as were asked for and no more, so the prefetch holds. While the caller works,
 what was asked for already arrives and waits here, its lease renewed; more is asked for when the caller takes again.
 
-JetStream tells a client nothing when its consumer dies of something else than a deletion. So each pull asks for a
-heartbeat, and a consumer that hears none is lost: it says so to whoever takes, and is never used again.
+JetStream reports nothing when a consumer dies of something else than a deletion. So each pull asks for heartbeats, and
+a consumer that hears none is lost: it raises in `take`, and is never used again.
 """
 
 import asyncio
-import re
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
@@ -19,21 +18,22 @@ import structlog
 from oraculo.brokers.nats.connection import Connection
 from oraculo.brokers.nats.layout import NANOSECONDS, Origin, origin_of, parse_headers, parse_status, stream_of
 from oraculo.brokers.prefetch import Prefetch
-from oraculo.errors import BrokerError, BrokerUnavailable, QueueUnavailable
+from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Delivery
 
 PULL_EXPIRES = 10.0  # seconds that a pull waits at the server; then it is made again
+# Most that comes for one pull of several messages. A server cuts off a client that leaves 64 MB unread, and all queues
+# of a process share one connection. A larger message is asked for alone.
+PULL_BYTES = 2 * 1024 * 1024
 MISSED_HEARTBEATS = 3
-REFUSED_PAUSE = 5.0  # seconds until a message is moved again that the quarantine did not take
+REFUSED_PAUSE = 5.0  # seconds until a message is moved again that the dead letters did not take
 FAREWELL = 1.0  # seconds in which the server should have read what is given back
+_TOP_UP_SHARE = 4  # more is asked for once a quarter of the prefetch is free
 _ACK_SUBJECTS = b"$JS.ACK."
-_WORDS_OF_ACK = 9
 _ACK, _NAK, _IN_PROGRESS = b"+ACK", b"-NAK", b"+WPI"
 _HEARTBEAT, _NO_MESSAGES, _PULL_ENDED, _CONFLICT = "100", "404", "408", "409"
 _ENDS_OF_PULLS = ("Leadership Change", "Message Size Exceeds MaxBytes", "Batch Completed")  # and of nothing else
 _PENDING_HEADER, _PENDING_BYTES_HEADER = "Nats-Pending-Messages", "Nats-Pending-Bytes"
-_OVER_BATCH = re.compile(r"Exceeded MaxRequestBatch of (\d+)")
-_TOP_UP_SHARE = 4  # more is asked for once a quarter of the prefetch is free
 
 _log = structlog.get_logger("oraculo.brokers.nats")
 
@@ -49,36 +49,27 @@ class Letter(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """How a consumer is to behave."""
+    """The numbers of one subscription."""
 
     prefetch: int
     lease: float  # seconds until JetStream delivers again what was neither settled nor extended
     heartbeat: float
     delivery_limit: int | None  # None: a dead letter has nowhere else to go
-    pull_batch: int = 0  # the most that its owner lets one pull ask for; 0: whatever it likes
-    pull_expires: float = 0.0  # and for how many seconds
 
 
 class Home(Protocol):
-    """What a consumer needs of its broker."""
+    """The part of a broker that its consumers use."""
 
-    @property
-    def pull_bytes(self) -> int:
-        """The most that may come for one pull."""
+    async def bury(self, letters: Sequence[Letter]) -> Sequence[BrokerError | None]:
+        """Store dead letters. Return None for each that is stored, and the error for each that is not."""
         ...
 
-    async def bury(self, letters: Sequence[Letter]) -> None:
-        """Returns once they are confirmed in the quarantine."""
-        ...
-
-    def note_given_back(self, queue: str, sequence: int, delay: float) -> None: ...
-
-    def note_seen(self, queue: str, sequences: Iterable[int]) -> None: ...
+    def note_delayed(self, queue: str, delay: float) -> None: ...
 
     def note_trouble(self, trouble: str | None) -> None: ...
 
     def lost(self, consumer: "NatsConsumer") -> None:
-        """It cannot be used any more. What it held should be given back."""
+        """Give back what the consumer held, which cannot be used any more."""
         ...
 
     def closed(self, consumer: "NatsConsumer") -> None: ...
@@ -91,34 +82,32 @@ class _Arrived(NamedTuple):
 
 
 class NatsConsumer:
-    """Made by NatsBroker.consume. A delivery's token is the subject on which JetStream wants to hear of it."""
+    """The consumer that `NatsBroker.consume` returns. A delivery's token is the subject on which it is acked."""
 
     def __init__(self, home: Home, connection: Connection, queue: str, terms: Terms) -> None:
         self.connection = connection
-        self._home = home
         self.queue = queue
+        self._home = home
         self._terms = terms
         self._pull_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream_of(queue)}.{stream_of(queue)}"
         self._inbox = ""
         self._subscription = 0
         self._buffer: deque[_Arrived] = deque()
-        self._condemned: list[_Arrived] = []  # delivered too often
-        self._leases: dict[str, float] = {}  # when each that is here or out ends, in the loop's time
+        self._worn: list[_Arrived] = []  # delivered too often
+        self._leases: dict[str, float] = {}  # by token, the loop's time when the lease ends
         self._out: dict[str, Origin] = {}
-        self._moving: set[str] = set()  # those out that are on their way to the quarantine
+        self._moving: set[str] = set()  # tokens of deliveries on their way to the dead letters
         self._prefetch = Prefetch(terms.prefetch)
-        self._requested = 0  # asked for and not yet come
-        self._most_pulled = terms.pull_batch or terms.prefetch
-        self._last_pull = 0  # how many it asked for
-        self._last_bytes = 0  # and how much
+        self._requested = 0  # messages asked for that have not come yet
         self._pulled_at = 0.0
-        self._is_next_large = False  # the next message is over what a pull allows, so it is asked for alone
+        self._is_next_large = False  # the next message is over PULL_BYTES, so it is asked for alone
         self._heard = True
         self._stirred = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
         self._trouble: str | None = None
         self._closed = False
         self._farewell: asyncio.Task[None] | None = None
+        self._now = asyncio.get_running_loop().time
 
     def open(self) -> None:
         self._inbox, self._subscription = self.connection.subscribe(self._receive, self)
@@ -132,46 +121,35 @@ class NatsConsumer:
         while not self._closed:
             self._require_alive()
             self._top_up()
-            if self._condemned:
-                await self._bury_condemned()
+            if self._worn:
+                await self._bury_worn()
             elif self._buffer:
                 if deliveries := self._hand_out(limit):
                     self._home.note_trouble(None)
                     return deliveries
-                # All had lapsed, so that there is room: more is asked for at once.
+                # All had lapsed, so there is room: more is asked for at once.
             else:
                 self._stirred.clear()
                 await self._stirred.wait()
         return []
 
     def _top_up(self) -> None:
-        held = len(self._leases)  # those, too, that are being moved to the quarantine now
         most = self._prefetch.fitting
-        free = most - held - self._requested
+        free = most - len(self._leases) - self._requested
         if free <= 0 or (self._requested and free * _TOP_UP_SHARE < most):
             return
-        if self._is_next_large:
-            self._is_next_large = False
-            self._pull(1, "")
-        else:
-            self._last_bytes = self._home.pull_bytes
-            self._pull(min(free, self._most_pulled), f',"max_bytes":{self._last_bytes}')
-
-    def _pull(self, count: int, limit: str) -> None:
-        expires, heartbeat = int(self._pull_expires * NANOSECONDS), int(self._heartbeat * NANOSECONDS)
+        count = 1 if self._is_next_large else free
+        self._is_next_large = False
+        limit = f',"max_bytes":{PULL_BYTES}' if count > 1 else ""
+        expires, heartbeat = int(PULL_EXPIRES * NANOSECONDS), int(self._heartbeat * NANOSECONDS)
         request = f'{{"batch":{count},"expires":{expires},"idle_heartbeat":{heartbeat}{limit}}}'
         self.connection.send([(self._pull_subject, request.encode())], self._inbox)
         self._requested += count
-        self._last_pull = count
-        self._pulled_at = asyncio.get_running_loop().time()
-
-    @property
-    def _pull_expires(self) -> float:
-        return min(PULL_EXPIRES, self._terms.pull_expires or PULL_EXPIRES)
+        self._pulled_at = self._now()
 
     @property
     def _heartbeat(self) -> float:
-        return min(self._terms.heartbeat, self._pull_expires / 2)  # JetStream refuses a longer one
+        return min(self._terms.heartbeat, PULL_EXPIRES / 2)  # JetStream refuses a longer one
 
     def _hand_out(self, limit: int) -> list[Delivery]:
         now, buffer, leases, out, queue = self._now(), self._buffer, self._leases, self._out, self.queue
@@ -185,99 +163,70 @@ class NatsConsumer:
             deliveries.append(Delivery(queue, body, token, origin.delivered - 1))
         return deliveries
 
-    async def _bury_condemned(self) -> None:
-        """It arrived once more although it was delivered as often as it may be: nobody had settled it."""
-        condemned, self._condemned = self._condemned, []
+    async def _bury_worn(self) -> None:
+        """Make dead letters of messages that came once more after their last delivery: nobody had settled them."""
+        worn, self._worn = self._worn, []
+        reason = f"delivered {self._terms.delivery_limit} times and never settled"
+        # Redeliveries do not count the first delivery, nor this last one, which nobody was shown.
+        letters = {
+            token: Letter(self.queue, body, reason, origin.delivered - 2, origin.id) for token, body, origin in worn
+        }
         try:
-            refused = await self._refused_burial(condemned)
+            refused = await self._bury(letters)
         except BaseException:
-            # Without those that are buried by now. One whose lease ended meanwhile comes again by itself.
-            self._condemned[:0] = [each for each in condemned if each.token in self._leases]
+            # One whose lease ended meanwhile comes again by itself.
+            self._worn[:0] = [each for each in worn if each.token in self._leases]
             raise
         if refused:
             why = str(next(iter(refused.values())))
             _log.warning("dead letters are refused; they wait in their queue", queue=self.queue, reason=why)
-            self._settle_all(list(refused), _nak(REFUSED_PAUSE))
-
-    async def _refused_burial(self, condemned: Sequence[_Arrived]) -> dict[str, BrokerError]:
-        """Buries them. Returns the tokens of those that are refused, and why: they hold up no other."""
-        try:
-            await self._home.bury([self._last_letter(each) for each in condemned])
-        except BrokerError as error:
-            if _is_away(error):
-                raise
-            if len(condemned) == 1:
-                return {condemned[0].token: error}
-            singly = [await self._refused_burial([each]) for each in condemned]
-            return {token: error for refused in singly for token, error in refused.items()}
-        self._settle_all([each.token for each in condemned], _ACK)
-        return {}
-
-    def _last_letter(self, arrived: _Arrived) -> Letter:
-        """Without the first delivery it counts, and without this last one, which nobody was shown."""
-        reason = f"delivered {self._terms.delivery_limit} times and never settled"
-        return Letter(self.queue, arrived.body, reason, arrived.origin.delivered - 2, arrived.origin.id)
+            self._settle(list(refused), _nak(REFUSED_PAUSE))
 
     # -- settling -------------------------------------------------------------------------------------------------
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
-        self._settle_all(self._held(deliveries), _ACK)
+        self._settle(self._held(deliveries), _ACK)
 
     async def retry(self, delivery: Delivery, delay: float, reason: str) -> None:
         for token in self._held([delivery]):
-            origin = self._out[token]
-            if self._terms.delivery_limit is not None and origin.delivered >= self._terms.delivery_limit:
+            limit = self._terms.delivery_limit
+            if limit is not None and self._out[token].delivered >= limit:
                 await self.dead_letter(delivery, reason)
                 return
-            self._settle_all([token], _nak(delay))
-            self._home.note_given_back(self.queue, origin.sequence, max(delay, 0.0))
+            self._settle([token], _nak(delay))
+            self._home.note_delayed(self.queue, delay)
 
     async def dead_letter(self, delivery: Delivery, reason: str) -> None:
         await self.dead_letter_all([(delivery, reason)])
 
     async def dead_letter_all(self, letters: Sequence[tuple[Delivery, str]]) -> None:
-        """A delivery that cannot be moved now stays this consumer's."""
-        try:
-            await self._move(letters)
-        except BrokerError as error:
-            if len(letters) == 1 or _is_away(error):
-                raise
-            await self._move_singly(letters)
-
-    async def _move_singly(self, letters: Sequence[tuple[Delivery, str]]) -> None:
-        """Some of them are refused: they hold up no other, and it is told why the first of them is."""
-        refusal: BrokerError | None = None
-        for letter in letters:
-            try:
-                await self._move([letter])
-            except BrokerError as error:
-                if _is_away(error):
-                    raise
-                refusal = refusal or error
-        if refusal is not None:
+        """Move deliveries to the dead letters. One that is refused stays this consumer's, and holds up no other."""
+        given = {str(delivery.token): (delivery.body, reason) for delivery, reason in letters}
+        found: dict[str, Letter] = {}
+        for token in self._held([delivery for delivery, _ in letters]):
+            origin, (body, reason) = self._out[token], given[token]
+            found[token] = Letter(self.queue, body, reason, origin.delivered - 1, origin.id)
+        for refusal in (await self._bury(found)).values():
             raise refusal
 
-    async def _move(self, letters: Sequence[tuple[Delivery, str]]) -> None:
-        given = {str(delivery.token): (delivery.body, reason) for delivery, reason in letters}
-        tokens = self._held([delivery for delivery, _ in letters])
-        if not tokens:
-            return
-        self._moving.update(tokens)  # whoever settles one meanwhile does nothing
+    async def _bury(self, letters: Mapping[str, Letter]) -> dict[str, BrokerError]:
+        """Move the messages behind these tokens. Return those that are refused."""
+        if not letters:
+            return {}
+        self._moving.update(letters)  # settling one meanwhile does nothing
         try:
-            await self._home.bury([self._letter(token, *given[token]) for token in tokens])
+            errors = await self._home.bury(list(letters.values()))
         finally:
-            self._moving.difference_update(tokens)
-        self._settle_all(tokens, _ACK)
-
-    def _letter(self, token: str, body: bytes, reason: str) -> Letter:
-        origin = self._out[token]
-        return Letter(self.queue, body, reason, origin.delivered - 1, origin.id)
+            self._moving.difference_update(letters)
+        outcome = dict(zip(letters, errors, strict=True))
+        self._settle([token for token, error in outcome.items() if error is None], _ACK)
+        return {token: error for token, error in outcome.items() if error is not None}
 
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
         self._renew(self._held(deliveries))
 
     def _held(self, deliveries: Sequence[Delivery]) -> list[str]:
-        """The tokens of those that are this consumer's to settle. One whose lease ended may be with another by now."""
+        """Return the tokens that are this consumer's to settle. One whose lease ended may be another's by now."""
         if self._closed:
             return []
         self._require_alive()
@@ -285,7 +234,7 @@ class NatsConsumer:
         tokens = dict.fromkeys(str(delivery.token) for delivery in deliveries)
         return [token for token in tokens if token in out and token not in moving and leases.get(token, 0.0) > now]
 
-    def _settle_all(self, tokens: Sequence[str], how: bytes) -> None:
+    def _settle(self, tokens: Sequence[str], how: bytes) -> None:
         out, leases = self._out, self._leases
         self.connection.send([(token, how) for token in tokens])
         for token in tokens:
@@ -307,49 +256,45 @@ class NatsConsumer:
             return
         token = reply.decode()
         origin = origin_of(token)
-        self._leases[token] = asyncio.get_running_loop().time() + self._terms.lease
+        self._leases[token] = self._now() + self._terms.lease
         if self._requested:
             self._requested -= 1
-        delivered, limit = origin.delivered, self._terms.delivery_limit
-        is_too_often = limit is not None and delivered > limit
         self._prefetch.note(len(data))
-        (self._condemned if is_too_often else self._buffer).append(_Arrived(token, data, origin))
-        if delivered > 1:
-            self._home.note_seen(self.queue, [origin.sequence])
+        limit = self._terms.delivery_limit
+        is_worn = limit is not None and origin.delivered > limit
+        (self._worn if is_worn else self._buffer).append(_Arrived(token, data, origin))
         self._stirred.set()
 
     def _hear(self, headers: bytes) -> None:
-        """What JetStream says about the pulls."""
+        """Read a message of JetStream about the pulls."""
         status, said = parse_status(headers)
         if status == _HEARTBEAT:
             return
-        told = parse_headers(headers)
-        ended = told.get(_PENDING_HEADER, "")
-        if status in (_NO_MESSAGES, _PULL_ENDED) or (status == _CONFLICT and ended and said in _ENDS_OF_PULLS):
-            self._requested = max(0, self._requested - int(ended or 0))
-            self._is_next_large |= status == _CONFLICT and told.get(_PENDING_BYTES_HEADER) == str(self._last_bytes)
-            self._stirred.set()
-        elif over := _OVER_BATCH.fullmatch(said):
-            self._most_pulled = min(self._most_pulled, int(over[1]))
-            self._requested = max(0, self._requested - self._last_pull)
+        fields = parse_headers(headers)
+        pending = fields.get(_PENDING_HEADER, "")
+        if status in (_NO_MESSAGES, _PULL_ENDED) or (status == _CONFLICT and pending and said in _ENDS_OF_PULLS):
+            self._requested = max(0, self._requested - int(pending or 0))
+            self._is_next_large |= status == _CONFLICT and fields.get(_PENDING_BYTES_HEADER) == str(PULL_BYTES)
             self._stirred.set()
         else:
             what = said if status == _CONFLICT else "its consumer is gone"
             self.lose(f"the subscription to {self.queue} at {self.connection.place} was lost: {what} ({status})")
 
     def sends_to(self, subject: str) -> bool:
-        stream = stream_of(self.queue).lower()
-        return subject == self._pull_subject.lower() or _settled_at(subject) == (stream, stream)
+        is_ack = subject.startswith(_ACK_SUBJECTS.decode().lower())
+        return subject == self._pull_subject.lower() or (
+            is_ack and origin_of(subject).stream == stream_of(self.queue).lower()
+        )
 
     def forbidden(self, said: str) -> None:
-        """Who may not pull hears nothing, and who may not ack gets everything again when its lease ends."""
+        """End this consumer. Without the right to pull it hears nothing; without acks everything comes again."""
         what = "read" if "$js.api." in said else "settle what comes on"
         self.lose(f"{self.connection.place} does not allow us to {what} {self.queue}: {said}")
 
     # -- staying alive --------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Counts missed heartbeats, not seconds: when this process stood still, the server is not to blame."""
+        """Count missed heartbeats, not seconds: when this process stood still, the server is not to blame."""
         missed = 0
         while True:
             await asyncio.sleep(self._heartbeat)
@@ -364,7 +309,7 @@ class NatsConsumer:
                 self._renew_buffered()
 
     def _forget_lapsed(self) -> None:
-        """What was held past its lease is JetStream's again, and no longer in the way of more."""
+        """Make room for what was held past its lease, which is JetStream's again."""
         now = self._now()
         lapsed = [token for token, ends in self._leases.items() if ends <= now]
         for token in lapsed:
@@ -372,23 +317,19 @@ class NatsConsumer:
             self._out.pop(token, None)
         if lapsed:
             self._buffer = deque(each for each in self._buffer if each.token in self._leases)
-            self._condemned = [each for each in self._condemned if each.token in self._leases]
+            self._worn = [each for each in self._worn if each.token in self._leases]
             self._stirred.set()
 
     def _forget_stale_pulls(self) -> None:
-        """Should the count of what was asked for ever be wrong, the consumer would ask for less and less."""
-        if self._requested and self._now() > self._pulled_at + self._pull_expires + 2 * self._heartbeat:
+        """Count the pulls anew now and then. With a wrong count the consumer would ask for less and less."""
+        if self._requested and self._now() > self._pulled_at + PULL_EXPIRES + 2 * self._heartbeat:
             self._requested = 0
             self._stirred.set()
 
     def _renew_buffered(self) -> None:
-        """What waits here is nobody else's, however long the caller is busy."""
+        """Keep what waits here, however long the caller is busy."""
         now, half = self._now(), self._terms.lease / 2
-        due = [each.token for each in self._buffer if 0 < self._leases[each.token] - now < half]
-        self._renew(due)
-
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()
+        self._renew([each.token for each in self._buffer if 0 < self._leases[each.token] - now < half])
 
     def _require_alive(self) -> None:
         if self._trouble is not None:
@@ -398,21 +339,20 @@ class NatsConsumer:
     # -- ending ---------------------------------------------------------------------------------------------------
 
     def lose(self, why: str) -> None:
-        """From now on it is dead."""
-        if self._closed or self._trouble is not None:
-            return
-        self._trouble = why
-        self._stirred.set()
-        self._home.lost(self)
+        """End this consumer for good: each further call raises BrokerUnavailable with the reason."""
+        if not self._closed and self._trouble is None:
+            self._trouble = why
+            self._stirred.set()
+            self._home.lost(self)
 
     def abandon(self) -> dict[str, float]:
-        """Lets go of everything without a word to the server; returns what it held, and when each lease ends."""
+        """Let go of everything without a word to the server. Return the tokens, and when each lease ends."""
         if self._watching is not None:
             self._watching.cancel()
         leases, self._leases = self._leases, {}
         self._out.clear()
         self._buffer.clear()
-        self._condemned.clear()
+        self._worn.clear()
         return leases
 
     async def close(self) -> None:
@@ -422,7 +362,7 @@ class NatsConsumer:
         self._home.closed(self)
 
     async def give_back(self) -> None:
-        """Once, however often it is asked for; bounded in time."""
+        """Give everything back, once, within a limit of time."""
         if self._farewell is None:
             self._farewell = asyncio.create_task(self._say_farewell(), name=f"giving back to {self.queue}")
         await asyncio.shield(self._farewell)
@@ -441,38 +381,20 @@ class NatsConsumer:
             self.connection.forget(self._subscription)
 
     async def _return_everything(self) -> None:
-        """What the server sent before it heard that nobody listens has arrived once the barrier is passed."""
+        """Give back what has arrived once the server heard that nobody listens any more."""
         self._out.clear()
         self.connection.stop_deliveries(self._subscription)
         await self.connection.barrier()
-        held = give_back(self.connection, self._leases)
-        for token in held:
-            self._home.note_given_back(self.queue, origin_of(token).sequence, 0.0)
-        if held:
+        if self._leases:
+            give_back(self.connection, self._leases)
             await self.connection.barrier()
 
 
-def _settled_at(subject: str) -> tuple[str, ...]:
-    """The stream and the consumer that the subject of an ack names; before them a newer server puts two names more."""
-    words = subject.split(".")
-    if words[:2] != ["$js", "ack"]:
-        return ()
-    place = 2 if len(words) == _WORDS_OF_ACK else 4
-    return tuple(words[place : place + 2])
-
-
-def _is_away(error: BrokerError) -> bool:
-    """The server, so that nothing is known of a message."""
-    return isinstance(error, BrokerUnavailable) and not isinstance(error, QueueUnavailable)
+def give_back(connection: Connection, leases: Mapping[str, float]) -> None:
+    """Let JetStream deliver them again now, not when each lease ends. One whose lease has ended may be another's."""
+    now = asyncio.get_running_loop().time()
+    connection.send([(token, _NAK) for token, ends in leases.items() if ends > now])
 
 
 def _nak(delay: float) -> bytes:
     return _NAK + (f' {{"delay":{int(delay * NANOSECONDS)}}}'.encode() if delay > 0 else b"")
-
-
-def give_back(connection: Connection, leases: Mapping[str, float]) -> list[str]:
-    """Lets JetStream deliver them again now, not when each lease ends. One whose lease has ended may be another's."""
-    now = asyncio.get_running_loop().time()
-    held = [token for token, ends in leases.items() if ends > now]
-    connection.send([(token, _NAK) for token in held])
-    return held

@@ -1,9 +1,9 @@
-"""The dead letters of NATS: a stream beside each queue, looked at and moved by the numbers of its messages."""
+"""The dead letters of NATS: a stream beside each queue, read and moved by the numbers of its messages."""
 
 import base64
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, NamedTuple
+from typing import Any
 
 from oraculo.brokers.dead_letter_page import DeadLetterPage
 from oraculo.brokers.nats.connection import Connection
@@ -16,154 +16,130 @@ from oraculo.brokers.nats.layout import (
     seconds_of,
     stream_of,
 )
-from oraculo.brokers.nats.outgoing import Refusals
+from oraculo.brokers.nats.publisher import JetStreamPublisher
 from oraculo.brokers.nats.replies import ApiError, Request
 from oraculo.core.chunks import pages
+from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker_admin import DeadLetter, NotAnId
 from oraculo.wire.naming import dlq_name, source_name
 
-PAGE = 128  # letters that are looked at together
-PAGE_BYTES = 16 * 1024 * 1024  # and how large they may be; a server cuts off whoever leaves 64 MB unread
-_NOTHING_TO_DELETE = frozenset(
-    {10043, 10057}
-)  # JetStream says the one for a number in use before, the other for one beyond
+PAGE = 128  # letters that are read together
+PAGE_BYTES = 16 * 1024 * 1024  # of them, at most; a server cuts off a client that leaves 64 MB unread
+_NOT_THERE = frozenset({10043, 10057})  # JetStream's answers to a deletion of a past number and of a future one
 _LONGEST_ID = 19  # digits; a stream's sequence has no more
 
 Calling = Callable[[], AbstractAsyncContextManager[Connection]]  # a connection for one call
-Send = Callable[[Connection, Sequence[Request], Refusals], Awaitable[None]]
-_Work = Callable[[Connection, str, Sequence[DeadLetter]], Awaitable[int]]  # returns to how many it was done
 
 
-class _Extent(NamedTuple):
-    last: int  # the last sequence that was given in the quarantine; 0 where there is none
-    page: int  # letters that can be looked at together
+class NatsDeadLetters:
+    """The dead letters of all queues. Each page of them has the time of one call, because a line may be slow."""
 
-
-class DeadLetters:
-    """`patience`: seconds that a quarantine has to tell of itself; one without a leader never does."""
-
-    def __init__(self, calling: Calling, send: Send, patience: float) -> None:
-        self._patience = patience
+    def __init__(self, calling: Calling, publisher: JetStreamPublisher) -> None:
         self._calling = calling
-        self._send = send
+        self._publisher = publisher
 
     async def peek(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
         if after is not None and not _sequence(after):
             raise NotAnId(after)
         found = DeadLetterPage(limit)
-        position = _sequence(after or "0")
-        async with self._calling() as connection:
-            last, most = await self._extent(connection, queue)
-        while not found.is_full and position < last:
-            async with self._calling() as connection:  # each page has its own time: a link may be slow
-                page = await self._page(connection, queue, position, last, min(most, limit - len(found.letters)))
-            if not page:
-                break
+        async for page in self._pages(queue, None, after=_sequence(after or "0"), most=limit):
             found.fill(page)
-            position = int(page[-1].id)
+            if found.is_full:
+                break
         return found.letters
 
     async def look_through(
         self, queue: str, see: Callable[[DeadLetter], None], ids: Collection[str] | None = None
     ) -> None:
-        async def show(_connection: Connection, _queue: str, letters: Sequence[DeadLetter]) -> int:
-            for letter in letters:
+        async for page in self._pages(queue, ids if ids is None else sorted(ids, key=_sequence)):
+            for letter in page:
                 see(letter)
-            return len(letters)
-
-        await self._do(queue, None if ids is None else sorted(_sequences(ids)), show)
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
-        """Page by page. When it fails, those that were moved are moved, and the others are where they were."""
-        return await self._do(queue, None if ids is None else _sequences(ids), self._move_back)
+        """Move dead letters back page by page. When it fails, the pages before are moved."""
+        moved = 0
+        async for page in self._pages(queue, ids):
+            async with self._calling() as connection:
+                moved += await self._move_back(connection, queue, page)
+        return moved
 
     async def discard(self, queue: str, ids: Sequence[str]) -> int:
-        return await self._do(queue, _sequences(ids), self._delete_letters)
-
-    async def _do(self, queue: str, sequences: Sequence[int] | None, work: _Work) -> int:
-        """To all, or to those that are named."""
-        if name_fault(queue):
-            return 0
-        return await (self._to_all(queue, work) if sequences is None else self._to_some(queue, sequences, work))
-
-    async def _to_all(self, queue: str, work: _Work) -> int:
-        """All that are there now; not what dies again meanwhile."""
-        async with self._calling() as connection:
-            last, most = await self._extent(connection, queue)
-        done = position = 0
-        while position < last:
+        gone = 0
+        async for page in self._pages(queue, ids):
             async with self._calling() as connection:
-                page = await self._page(connection, queue, position, last, most)
-                if not page:
-                    break
-                done += await work(connection, queue, page)
-                position = int(page[-1].id)
-        return done
-
-    async def _to_some(self, queue: str, sequences: Sequence[int], work: _Work) -> int:
-        """Does it to those of them that are there, a page at a time. To the others not even a deletion: there a cluster
-        of servers before 2.11.11 would give no answer at all."""
-        async with self._calling() as connection:
-            _, most = await self._extent(connection, queue)
-        done = 0
-        for some in pages(sequences, most):
-            wanted = [{"seq": sequence} for sequence in some]
-            async with self._calling() as connection:
-                done += await work(connection, queue, await self._read(connection, queue, wanted))
-        return done
-
-    async def _delete_letters(self, connection: Connection, queue: str, letters: Sequence[DeadLetter]) -> int:
-        return await self._delete(connection, queue, [int(letter.id) for letter in letters])
+                gone += await self._delete(connection, queue, page)
+        return gone
 
     async def _move_back(self, connection: Connection, queue: str, letters: Sequence[DeadLetter]) -> int:
         target, stream = source_name(queue), stream_of(dlq_name(queue))
-        refusals = Refusals()
         requests = []
         for letter in letters:
             room = connection.max_payload - len(letter.body)
             requests.append(Request(target, letter.body, id_headers(f"{stream}:{letter.id}:{letter.at}", room)))
-        await self._send(connection, requests, refusals)
-        pairs = zip(letters, requests, strict=True)
-        taken = [int(letter.id) for letter, request in pairs if not refusals.is_for(request)]
-        deleted = await self._delete(connection, queue, taken)
-        refusals.raise_any()
-        return deleted
+        errors = await self._publisher.send(connection, requests)
+        taken = [letter for letter, error in zip(letters, errors, strict=True) if error is None]
+        moved = await self._delete(connection, queue, taken)
+        raise_worst(errors)
+        return moved
 
-    async def _delete(self, connection: Connection, queue: str, sequences: Sequence[int]) -> int:
+    async def _delete(self, connection: Connection, queue: str, letters: Sequence[DeadLetter]) -> int:
         verb = f"STREAM.MSG.DELETE.{stream_of(dlq_name(queue))}"
-        answers = await connection.ask_many((verb, {"seq": sequence, "no_erase": True}) for sequence in sequences)
+        answers = await connection.ask_many((verb, {"seq": int(letter.id), "no_erase": True}) for letter in letters)
         for answer in answers:
-            if isinstance(answer, ApiError) and not (answer.is_missing or answer.err_code in _NOTHING_TO_DELETE):
+            if isinstance(answer, ApiError) and not (answer.is_missing or answer.err_code in _NOT_THERE):
                 raise connection.refusal(answer, f"to delete dead letters of {queue}")
         return sum(not isinstance(answer, ApiError) for answer in answers)
 
-    async def _extent(self, connection: Connection, queue: str) -> _Extent:
+    async def _pages(
+        self, queue: str, ids: Collection[str] | None, *, after: int = 0, most: int = PAGE
+    ) -> AsyncIterator[Sequence[DeadLetter]]:
+        """Yield the named letters, or all that were there at first after number `after`, a page at a time."""
         if name_fault(queue):
-            return _Extent(0, PAGE)
-        quarantine = dlq_name(queue)
-        (told,) = await connection.ask_many([(f"STREAM.INFO.{stream_of(quarantine)}", None)], self._patience)
-        if not isinstance(told, ApiError):
-            state = told["state"]
-            most = PAGE if state["bytes"] <= PAGE_BYTES else min(PAGE, PAGE_BYTES // connection.max_payload)
-            return _Extent(int(state["last_seq"]) if state["messages"] else 0, max(1, most))
-        if told.is_missing:
-            return _Extent(0, PAGE)
-        raise connection.refusal(told, f"to tell of {quarantine}")
+            return
+        async with self._calling() as connection:
+            last, size = await self._extent(connection, queue)
+        if ids is not None:
+            for some in pages(_sequences(ids), size):
+                async with self._calling() as connection:
+                    page = await self._read(connection, queue, [{"seq": number} for number in some])
+                yield page
+            return
+        while after < last:
+            async with self._calling() as connection:
+                page = await self._next_page(connection, queue, after, last, min(size, most))
+            if not page:
+                return
+            yield page
+            after = int(page[-1].id)
 
-    async def _page(
-        self, connection: Connection, queue: str, after: int, last: int, limit: int
-    ) -> Sequence[DeadLetter]:
-        """Some of those behind `after` and not behind `last`; none only where there are none. JetStream finds the first
-        one; the numbers that follow it are tried all at once."""
+    async def _extent(self, connection: Connection, queue: str) -> tuple[int, int]:
+        """Return the last number of the stream, 0 where nothing is in it, and how many letters to read together."""
+        name = dlq_name(queue)
+        stream = (await connection.streams([name]))[name]
+        if isinstance(stream, ApiError):
+            if stream.is_missing:
+                return 0, PAGE
+            raise connection.refusal(stream, f"to show the stream of {name}")
+        state = stream["state"]
+        size = PAGE if state["bytes"] <= PAGE_BYTES else min(PAGE, PAGE_BYTES // connection.max_payload)
+        return int(state["last_seq"]) if state["messages"] else 0, max(1, size)
+
+    async def _next_page(
+        self, connection: Connection, queue: str, after: int, last: int, size: int
+    ) -> list[DeadLetter]:
+        """Return letters after one number, up to another; none only where there are none.
+
+        JetStream finds the first. The numbers that follow it are tried all at once.
+        """
         first = await self._read(connection, queue, [{"seq": after + 1, "next_by_subj": dlq_name(queue)}])
         if not first or int(first[0].id) > last:
             return []
         start = int(first[0].id) + 1
-        numbers = range(start, min(start + limit - 1, last + 1))
+        numbers = range(start, min(start + size - 1, last + 1))
         return [*first, *await self._read(connection, queue, [{"seq": number} for number in numbers])]
 
     async def _read(self, connection: Connection, queue: str, wanted: Sequence[dict[str, Any]]) -> list[DeadLetter]:
-        """Those of the wanted messages that are there."""
+        """Return those of the wanted letters that are there."""
         verb = f"STREAM.MSG.GET.{stream_of(dlq_name(queue))}"
         answers = await connection.ask_many((verb, each) for each in wanted)
         for answer in answers:
@@ -171,6 +147,13 @@ class DeadLetters:
                 raise connection.refusal(answer, f"to read dead letters of {queue}")
         source = source_name(queue)
         return [_letter_of(source, answer["message"]) for answer in answers if not isinstance(answer, ApiError)]
+
+
+def raise_worst(errors: Iterable[BrokerError | None]) -> None:
+    """Raise one of the errors, if there are any; those that no retry will mend come first."""
+    found = [error for error in errors if error is not None]
+    if found:
+        raise min(found, key=lambda error: isinstance(error, BrokerUnavailable))
 
 
 def _letter_of(source: str, stored: dict[str, Any]) -> DeadLetter:
@@ -181,7 +164,7 @@ def _letter_of(source: str, stored: dict[str, Any]) -> DeadLetter:
 
 
 def _sequence(letter_id: str) -> int:
-    """The number behind the id of a dead letter; 0, which no letter has, for what cannot be one."""
+    """Return the number behind the id of a dead letter; 0, which no letter has, for what cannot be one."""
     is_number = letter_id.isascii() and letter_id.isdecimal() and len(letter_id) <= _LONGEST_ID
     return int(letter_id) if is_number else 0
 
