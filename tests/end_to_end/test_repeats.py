@@ -77,8 +77,7 @@ async def test_a_command_is_sent_again_when_its_answer_was_lost(fleet: Fleet) ->
             may_end.set()
             await until(lambda: held(broker, answers, 1))
             await until(lambda: held(broker, f"{settings.broker.prefix}{QUEUE}", 0))
-            await delete_stream(url, answers)
-            await delete_stream(url, names.memory)
+            await broker.remove([answers, names.memory])
             proxy.refuses = False
             assert (await oraculo.ended(run_id))["status"] == "concluida"
 
