@@ -13,7 +13,6 @@ from urllib.parse import unquote
 
 import structlog
 
-from oraculo.bridges.foreign_queues import SparingForeignQueues
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.liveness import LivenessBroker
 from oraculo.brokers.memory import MemoryBroker
@@ -251,7 +250,7 @@ def make_bridges(
             from oraculo.bridges.celery import CeleryBridge
         except ModuleNotFoundError as error:
             raise _not_installed("ORACULO_CELERY_BROKER_URL", "celery", "celery", error) from error
-        made.append(CeleryBridge(settings.celery, broker, prefix, clock, entropy, telemetry, store))
+        made.append(CeleryBridge(settings.celery, broker, prefix, clock, entropy, telemetry))
     if settings.bullmq.url:
         try:
             from oraculo.bridges.bullmq import BullmqBridge
@@ -262,18 +261,18 @@ def make_bridges(
 
 
 def make_foreign_queues(settings: Settings) -> list[ForeignQueues]:
-    """Return foreign_queues on the bridged systems, for a process without bridges. A missing client is only logged."""
+    """Return views of the bridged systems' queues. A missing client is only logged."""
     made: list[ForeignQueues] = []
     if settings.celery.broker_url:
         with _log_if_missing("celery"):
             from oraculo.bridges.celery import CeleryQueues
 
-            made.append(SparingForeignQueues(CeleryQueues(settings.celery)))
+            made.append(CeleryQueues(settings.celery))
     if settings.bullmq.url:
         with _log_if_missing("bullmq"):
             from oraculo.bridges.bullmq import BullmqQueues
 
-            made.append(SparingForeignQueues(BullmqQueues(settings.bullmq)))
+            made.append(BullmqQueues(settings.bullmq))
     return made
 
 
@@ -282,7 +281,7 @@ def _log_if_missing(bridge: str) -> Iterator[None]:
     try:
         yield
     except (ModuleNotFoundError, InvalidSettings) as error:
-        _log.warning("explanations will not cover what is beyond a bridge", bridge=bridge, reason=str(error))
+        _log.warning("explanations will not say what waits behind a bridge", bridge=bridge, reason=str(error))
 
 
 def build(settings: Settings, role: "Role | None" = None) -> System:
@@ -311,12 +310,12 @@ def build(settings: Settings, role: "Role | None" = None) -> System:
         telemetry=telemetry,
         name=f"{socket.gethostname()}:{os.getpid()}:{entropy.new_id()[-8:]}",
         role=role,
-        foreign_queues=make_foreign_queues(settings) if role is Role.FRONT else (),
         must_be_alone=not broker.capabilities.shared and not isinstance(store, SqliteStore),  # whose file has a lock
     )
     operations = Operations(engine)
     if role is Role.WHOLE:
         engine.bridges = make_bridges(settings, broker, store, clock, entropy, telemetry, operations)
+    engine.foreign_queues = make_foreign_queues(settings)
     return System(settings, engine, operations, broker, store, objects, metrics, clock, entropy)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import kombu
 
-from oraculo.bridges.celery import CeleryBridge
+from oraculo.bridges.celery import CeleryBridge, CeleryQueues
 from oraculo.ports.clock import SystemClock, SystemEntropy
 from oraculo.ports.telemetry import Silent, Telemetry
 from oraculo.settings import BrokerSettings, CelerySettings, EngineSettings, RunSettings, Settings
@@ -124,9 +124,10 @@ class Bridged(Harness):
         super().__init__(settings=settings, broker=broker)
         prefix = settings.broker.prefix
         self.bridge = CeleryBridge(
-            settings.celery, self.broker, prefix, SystemClock(), SystemEntropy(), telemetry or Silent(), self.store
+            settings.celery, self.broker, prefix, SystemClock(), SystemEntropy(), telemetry or Silent()
         )
-        self.engine.bridges = [self.bridge]
+        self.queues = CeleryQueues(settings.celery)
+        self.engine.bridges, self.engine.foreign_queues = [self.bridge], [self.queues]
 
     async def task(self, url: str, payload: dict[str, Any] | None = None, *, wait: float = 30, **more: Any) -> Any:
         """Run one Celery task as the only destination, and return the aggregate."""

@@ -200,28 +200,6 @@ async def test_health_names_a_redis_that_is_away_and_steps_wait_for_it(fleet: Fl
     assert len(journal(tmp_path)) == 1, "the step whose time was over was begun all the same"
 
 
-async def test_steps_whose_run_ended_while_redis_was_away_are_not_begun(fleet: Fleet, tmp_path: Path) -> None:
-    """They are more than the bridge holds at once, behind a step that it holds until Redis is back."""
-    server = fleet.breakable("redis")
-    settings = bull_settings(fleet.url("rabbitmq"), server.url)
-    async with BullCluster(tmp_path, settings) as cluster:
-        await until(lambda: _is_well(cluster), within=20, saying="the bridge to be well")
-        await asyncio.to_thread(server.kill)
-        await until(cluster.trouble, within=20, saying="the bridge to report it")
-        kept = await cluster.start_run(only(faz="eco"))
-        cancelled = await cluster.start_run(many(150))
-        hasty = await cluster.start_run({**only(faz="eco"), "timeout": 2})
-        await cluster.ended(hasty)  # by then the bridge has tried in vain since the last command was written
-        assert (await cluster.client.post(f"/orquestracoes/{cancelled}/cancelar")).is_success
-        await cluster.ended(cancelled)
-        await asyncio.to_thread(server.start)
-        async with working(node_worker(settings, tmp_path, QUEUE)):
-            assert (await cluster.ended(kept))["status"] == "concluida"
-            last = await cluster.start_run(only(faz="eco"))  # its job comes after all that waited
-            assert (await cluster.ended(last))["status"] == "concluida"
-    assert len(journal(tmp_path)) == 2, "work was done for a run that had ended"
-
-
 async def _is_well(cluster: BullCluster) -> bool:
     return await cluster.trouble() is None
 

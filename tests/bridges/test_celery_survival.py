@@ -177,41 +177,6 @@ async def test_celerys_broker_is_killed_and_started_again(
         await _bridge_is(cluster, None)
 
 
-@pytest.mark.parametrize("server", ["redis", pytest.param("rabbitmq", marks=pytest.mark.long)], indirect=True)
-async def test_tasks_whose_run_ended_while_celerys_broker_was_away_are_not_begun(
-    server: Server, fleet: Fleet, start: Start, tmp_path: Path
-) -> None:
-    worker = start(server.url)
-    await worker.is_ready()
-    async with Cluster(tmp_path, fleet.url("rabbitmq"), workers=0, **bridge_to(worker)) as cluster:
-        await _bridge_is(cluster, None)
-        await are_kept(server, f"{cluster.prefix}oraculo-respostas")
-        await asyncio.to_thread(server.kill)
-        tasks = [{"id": f"t{n}", "fila": "celery://loja.somar", "payload": {"a": n}} for n in range(150)]
-        request = {"destinos": tasks, "timeout": 100}
-        cancelled = (await cluster.client.post("/orquestracoes", json=request)).json()["correlation_id"]
-        await _bridge_is(cluster, "Celery's broker at ")
-        assert (await cluster.client.post(f"/orquestracoes/{cancelled}/cancelar")).is_success
-        await cluster.ended(cancelled)
-        await is_left(cluster)
-        await asyncio.to_thread(server.start)
-        await _bridge_is(cluster, None)
-        run = await submit(cluster, "loja.somar", {"a": 2, "b": 3})
-        assert (await cluster.ended(run))["status"] == "concluida"
-    assert worker.log().count("] received") == 1, "work was done for a run that had ended"
-
-
-async def is_left(cluster: Cluster) -> None:
-    """Wait until no command waits for the bridge."""
-
-    async def nothing_waits() -> bool:
-        queues = {queue["fila"]: queue for queue in (await cluster.client.get("/filas")).json()["filas"]}
-        bridge = queues[QUEUES[CELERY]]
-        return (bridge["mensagens"], bridge["em_processamento"]) == (0, 0)
-
-    await until(nothing_waits, within=30, saying="the commands of the ended run to be dropped")
-
-
 async def _bridge_is(cluster: Cluster, trouble: str | None) -> str:
     async def reported() -> str | None:
         problem = (await cluster.health())["partes"]["ponte celery"]["problema"]

@@ -11,16 +11,14 @@ import msgspec
 import pytest
 from bullmq import Queue
 from kombu import Connection
-from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
 from oraculo.bootstrap import make_foreign_queues
-from oraculo.bridges import foreign_queues
-from oraculo.bridges.bullmq import BullmqBridge
-from oraculo.bridges.bullmq.queue_state import queue_state as bullmq_queue_state
-from oraculo.bridges.celery import CeleryBridge, CeleryQueues, queue_state
+from oraculo.bridges.bullmq import BullmqQueues
+from oraculo.bridges.celery import CeleryQueues, queue_state
 from oraculo.bridges.celery.connections import CeleryBroker
 from oraculo.pipeline.bridges import Bridge, ForeignQueue, read_bridge
+from oraculo.ports.bridge import ForeignQueues
 from oraculo.settings import BullmqSettings, CelerySettings, Settings
 from oraculo.testing.harness import Harness
 from tests.bridges.celery_stage import Bridged
@@ -29,14 +27,12 @@ from tests.servers.fleet import Fleet
 from tests.waiting import until
 
 
-def state_is(
-    bridge: BullmqBridge | CeleryBridge, url: str, *, is_as: Callable[[ForeignQueue], bool]
-) -> Callable[[], object]:
+def seen(queues: ForeignQueues, url: str, *, is_as: Callable[[ForeignQueue], bool]) -> Callable[[], object]:
     destination = read_bridge(url)
     assert isinstance(destination, Bridge)
 
     async def look() -> ForeignQueue | None:
-        found = await bridge.state_of(destination)
+        found = await queues.state_of(destination)
         return found if found is not None and is_as(found) else None
 
     return look
@@ -55,12 +51,12 @@ async def test_jobs_that_wait_in_a_queue_of_bullmq_are_counted_and_a_pause_is_to
     async with BullStage(settings) as oraculo:
         oraculo.engine.bridges = [oraculo.bridge]
         run_id = await oraculo.submit({"destinos": ["bullmq://videos"], "payload": {}})
-        seen = await until(
-            state_is(oraculo.bridge, "bullmq://videos", is_as=lambda found: found.waiting == 1), saying="the job"
+        found = await until(
+            seen(oraculo.queues, "bullmq://videos", is_as=lambda found: found.waiting == 1), saying="the job"
         )
-        assert seen == ForeignQueue("BullMQ's queue videos", 1, held=0)
+        assert found == ForeignQueue("BullMQ's queue videos", 1, held=0)
         await oraculo.redis.lmove(oraculo.key("videos", "wait"), oraculo.key("videos", "active"))
-        assert await oraculo.bridge.state_of(Bridge("bullmq", "videos")) == ForeignQueue(
+        assert await oraculo.queues.state_of(Bridge("bullmq", "videos")) == ForeignQueue(
             "BullMQ's queue videos", 0, held=1
         )
         if legacy:
@@ -75,11 +71,11 @@ async def test_a_mark_of_bullmq_4_is_no_job_and_what_cannot_be_counted_is_not_to
         await oraculo.redis.rpush(oraculo.key("videos", "wait"), "7", "0:1700000000000")
         await oraculo.redis.rpush(oraculo.key("videos", "paused"), "8")
         await oraculo.redis.zadd(oraculo.key("videos", "prioritized"), {"9": 1})
-        assert await oraculo.bridge.state_of(Bridge("bullmq", "videos")) == ForeignQueue(
+        assert await oraculo.queues.state_of(Bridge("bullmq", "videos")) == ForeignQueue(
             "BullMQ's queue videos", 3, held=0
         )
         await oraculo.redis.set(oraculo.key("fotos", "wait"), "not a list")
-        assert await oraculo.bridge.state_of(Bridge("bullmq", "fotos")) is None
+        assert await oraculo.queues.state_of(Bridge("bullmq", "fotos")) is None
 
 
 @contextlib.asynccontextmanager
@@ -100,9 +96,9 @@ async def test_nobody_listens_on_a_queue_of_celery(fleet: Fleet) -> None:
         run_id = await oraculo.submit({"destinos": ["celery://loja.cobrar"], "payload": {}})
         await explained(oraculo, run_id, f" to celery://loja.cobrar, and nobody listens on Celery's queue {queue});")
         async with listening(url, queue):
-            look = state_is(oraculo.bridge, "celery://loja.cobrar", is_as=lambda found: found.listening == 1)
+            look = seen(oraculo.queues, "celery://loja.cobrar", is_as=lambda found: found.listening == 1)
             assert await until(look, saying="somebody to listen")
-        missing = await oraculo.bridge.state_of(Bridge("celery", "t", queue=f"{queue}-ausente"))
+        missing = await oraculo.queues.state_of(Bridge("celery", "t", queue=f"{queue}-ausente"))
         assert missing == ForeignQueue(f"Celery's queue {queue}-ausente", 0, listening=0)
     with Connection(url) as connection:
         connection.channel().queue_delete(queue)
@@ -122,60 +118,29 @@ async def test_a_process_that_runs_no_bridge_sees_the_same(fleet: Fleet) -> None
         other = Bridge("celery", "loja.cobrar", queue=f"{queue}-b")
         assert await celery.state_of(other) == ForeignQueue(f"Celery's queue {queue}-b", 2)
         assert await bullmq.state_of(Bridge("bullmq", "videos")) == ForeignQueue("BullMQ's queue videos", 1, held=0)
-        for queues_there in (celery, bullmq):
-            await queues_there.stop()
+        for system in (celery, bullmq):
+            await system.stop()
         await oraculo.redis.delete(queue, f"{queue}-b")
 
 
 @pytest.mark.parametrize(("missing", "left"), [("celery", ["bullmq"]), ("bullmq", ["celery"])])
-def test_an_api_without_what_a_bridge_needs_goes_without_its_foreign_queues(
+def test_an_api_without_what_a_bridge_needs_goes_without_its_queues(
     missing: str, left: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in [name for name in sys.modules if name.startswith(f"oraculo.bridges.{missing}")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, missing, None)
     celery, bullmq = CelerySettings(broker_url="redis://x"), BullmqSettings(url="redis://x")
-    assert [queues_there.name for queues_there in make_foreign_queues(Settings(celery=celery, bullmq=bullmq))] == left
+    assert [system.name for system in make_foreign_queues(Settings(celery=celery, bullmq=bullmq))] == left
     assert make_foreign_queues(Settings()) == []
 
 
-def test_an_api_goes_without_foreign_queues_that_cannot_be() -> None:
+def test_an_api_goes_without_queues_that_cannot_be_looked_at() -> None:
     bullmq = BullmqSettings(url="redis://x")
     settings = Settings(celery=CelerySettings(broker_url="nonsense://x"), bullmq=bullmq)
     with capture_logs() as logged:
-        assert [queues_there.name for queues_there in make_foreign_queues(settings)] == ["bullmq"]
+        assert [system.name for system in make_foreign_queues(settings)] == ["bullmq"]
     assert [line["bridge"] for line in logged] == ["celery"]
-
-
-class Mute:
-    """Foreign queues that never answer, or not in time."""
-
-    name = "bullmq"
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    async def state_of(self, destination: Bridge) -> ForeignQueue | None:
-        self.asked += 1
-        await asyncio.sleep(0.001)
-        return None
-
-    async def stop(self) -> None: ...
-
-
-async def test_a_system_that_was_silent_is_not_waited_for_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    mute = Mute()
-    sparing = foreign_queues.SparingForeignQueues(mute)
-    for _ in range(2):
-        await sparing.state_of(Bridge("bullmq", "videos"))
-    assert mute.asked == 2, "it answered quickly that it cannot tell"
-    monkeypatch.setattr(foreign_queues, "SILENT", 0.0)
-    for _ in range(3):
-        await sparing.state_of(Bridge("bullmq", "videos"))
-    assert mute.asked == 3
-    sparing._spared_until -= foreign_queues.SPARED
-    await sparing.state_of(Bridge("bullmq", "videos"))
-    assert mute.asked == 4
 
 
 async def test_tasks_that_wait_in_a_redis_of_celery_are_counted_and_no_connection_is_left(
@@ -192,7 +157,7 @@ async def test_tasks_that_wait_in_a_redis_of_celery_are_counted_and_no_connectio
     async with Bridged(fleet.url("redis"), queue) as oraculo:
         await oraculo.is_connected()
         await oraculo.submit({"destinos": ["celery://loja.cobrar"], "payload": {}})
-        look = state_is(oraculo.bridge, "celery://loja.cobrar", is_as=lambda found: found.waiting == 1)
+        look = seen(oraculo.queues, "celery://loja.cobrar", is_as=lambda found: found.waiting == 1)
         assert await until(look, saying="the task") == ForeignQueue(f"Celery's queue {queue}", 1)
     assert opened
     assert not [connection for connection in opened if connection.connected]
@@ -202,18 +167,18 @@ async def test_a_redis_of_bullmq_that_says_nothing_keeps_nobody_waiting(monkeypa
     monkeypatch.setattr("oraculo.bridges.bullmq.queue_state.PATIENCE", 0.05)
     silent = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
-    client = Redis.from_url(f"redis://127.0.0.1:{port}/0")
+    queues = BullmqQueues(BullmqSettings(url=f"redis://127.0.0.1:{port}/0"))
     async with asyncio.timeout(5):
-        assert await bullmq_queue_state(client, "bull", "videos") is None
-    await client.aclose()
+        assert await queues.state_of(Bridge("bullmq", "videos")) is None
+    await queues.stop()
     silent.close()
 
 
 async def test_a_broker_of_celery_that_is_away_tells_nothing(unused_tcp_port: int) -> None:
     async with Bridged(f"redis://127.0.0.1:{unused_tcp_port}/0", "fila") as oraculo:
-        assert await oraculo.bridge.state_of(Bridge("celery", "loja.cobrar")) is None
-        await oraculo.bridge.stop()
-        assert await oraculo.bridge.state_of(Bridge("celery", "loja.cobrar")) is None, "stopped, and asked all the same"
+        assert await oraculo.queues.state_of(Bridge("celery", "loja.cobrar")) is None
+        await oraculo.queues.stop()
+        assert await oraculo.queues.state_of(Bridge("celery", "loja.cobrar")) is None, "stopped, and asked all the same"
 
 
 async def test_a_broker_of_celery_that_says_nothing_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

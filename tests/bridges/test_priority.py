@@ -68,8 +68,8 @@ async def order_of(broker: str, tmp_path: Path, queue: str, **settings: Any) -> 
         runs = await submit_each(stage, "celery://loja.anotar", path=str(lines))
 
         async def all_wait() -> bool:
-            beyond = await stage.bridge.state_of(Bridge("celery", "loja.anotar"))
-            return beyond is not None and beyond.waiting == len(ASKED)
+            found = await stage.queues.state_of(Bridge("celery", "loja.anotar"))
+            return found is not None and found.waiting == len(ASKED)
 
         await until(all_wait, within=20, saying="all tasks to wait")
         worker.start()

@@ -116,35 +116,37 @@ def test_where_it_is_not_known_who_listens_nobody_seems_to_take_what_only_waits(
     assert "2 messages wait in queue a);" in why(driver, a=Audience(None, 0, ready=2, delayed=2)), "nobody may yet"
 
 
-def test_where_a_bridge_hands_it_on_and_how_it_is_there_is_reported() -> None:
-    def abroad(seconds: float, state: ForeignQueue | None, *news: Event) -> str:
+def test_where_a_bridge_hands_it_on_and_how_it_is_there_is_told() -> None:
+    def told_behind(seconds: float, foreign: ForeignQueue | None, *news: Event) -> str:
         driver = fan_out("celery://loja.cobrar?queue=alta", timeout=30).sent().at(seconds)
         for event in news:
             driver.apply(event)
-        there = {} if state is None else {"celery://loja.cobrar?queue=alta": state}
+        there = {} if foreign is None else {"celery://loja.cobrar?queue=alta": foreign}
         audiences = {"ponte-celery": Audience(1, 0, is_bridged=True, foreign=there)}
         return explain(driver.run, driver.now, audiences)
 
     sent, queue = "sent 10 s ago to celery://loja.cobrar?queue=alta", "Celery's queue alta"
-    assert f"{sent});" in abroad(10, None)
-    assert f"{sent}, and 2 messages wait in {queue}, where 1 listens);" in abroad(
+    assert f"{sent});" in told_behind(10, None)
+    assert f"{sent}, and 2 messages wait in {queue}, where 1 listens);" in told_behind(
         10, ForeignQueue(queue, 2, listening=1)
     )
-    assert f"{sent}, and 1 message waits in {queue}, and nobody seems to take it);" in abroad(
+    assert f"{sent}, and 1 message waits in {queue}, and nobody seems to take it);" in told_behind(
         10, ForeignQueue(queue, 1, held=0)
     )
-    assert f"{sent}, and 2 messages wait in {queue});" in abroad(10, ForeignQueue(queue, 2, held=1)), "in work, perhaps"
-    assert f"{sent}, and 2 messages wait in {queue});" in abroad(10, ForeignQueue(queue, 2)), "it is not known"
-    assert f"{sent});" in abroad(10, ForeignQueue(queue, 0, held=0))
-    assert "wait in" not in abroad(9, ForeignQueue(queue, 2, listening=1)), "it may just be taken"
-    assert f"alta, and nobody listens on {queue});" in abroad(0, ForeignQueue(queue, 2, listening=0))
-    assert f"alta, and {queue} is paused);" in abroad(0, ForeignQueue(queue, 2, held=0, is_paused=True))
+    assert f"{sent}, and 2 messages wait in {queue});" in told_behind(10, ForeignQueue(queue, 2, held=1)), (
+        "in work, perhaps"
+    )
+    assert f"{sent}, and 2 messages wait in {queue});" in told_behind(10, ForeignQueue(queue, 2)), "it is not known"
+    assert f"{sent});" in told_behind(10, ForeignQueue(queue, 0, held=0))
+    assert "wait in" not in told_behind(9, ForeignQueue(queue, 2, listening=1)), "it may just be taken"
+    assert f"alta, and nobody listens on {queue});" in told_behind(0, ForeignQueue(queue, 2, listening=0))
+    assert f"alta, and {queue} is paused);" in told_behind(0, ForeignQueue(queue, 2, held=0, is_paused=True))
     begun = Progressed(0, 40, None)
-    assert f"{sent}, 40 % done);" in abroad(10, ForeignQueue(queue, 5, held=1), begun), "somebody has taken it"
-    assert f"{sent}, 40 % done);" in abroad(10, ForeignQueue(queue, 5, is_paused=True), begun)
+    assert f"{sent}, 40 % done);" in told_behind(10, ForeignQueue(queue, 5, held=1), begun), "somebody has taken it"
+    assert f"{sent}, 40 % done);" in told_behind(10, ForeignQueue(queue, 5, is_paused=True), begun)
     lost = ForeignQueue(queue, 5, held=0, is_paused=True)
-    assert f"40 % done, and {queue} is paused);" in abroad(10, lost, begun), "nobody is at work on any now"
-    assert f"40 % done, and nobody listens on {queue});" in abroad(10, ForeignQueue(queue, 5, listening=0), begun)
+    assert f"40 % done, and {queue} is paused);" in told_behind(10, lost, begun), "nobody is at work on any now"
+    assert f"40 % done, and nobody listens on {queue});" in told_behind(10, ForeignQueue(queue, 5, listening=0), begun)
 
 
 def test_of_several_brokers_it_is_the_one_with_the_command_where_messages_wait() -> None:

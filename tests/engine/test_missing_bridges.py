@@ -49,9 +49,6 @@ class Idle:
 
     async def start(self) -> None: ...
 
-    async def state_of(self, destination: Bridge) -> ForeignQueue | None:
-        return ForeignQueue(f"the queue of {destination.url}", 3, listening=0)
-
     async def stop(self) -> None: ...
 
 
@@ -114,7 +111,7 @@ async def test_a_bridge_that_cannot_work_is_told_for_every_queue_that_it_reads(d
 @pytest.mark.parametrize("destination", BEHIND_BULLMQ)
 async def test_how_it_is_where_a_bridge_hands_on_is_told(destination: str) -> None:
     oraculo = Harness(settings=MAPPED)
-    oraculo.engine.bridges = [Idle(bridges.BULLMQ)]
+    oraculo.engine.bridges, oraculo.engine.foreign_queues = [Idle(bridges.BULLMQ)], [Watching()]
     told = ", and nobody listens on the queue of bullmq://images-queue)"
     async with oraculo:
         run_id = await oraculo.submit({"destinos": [destination, "text-queue"], "payload": {}})
@@ -125,16 +122,15 @@ async def test_how_it_is_where_a_bridge_hands_on_is_told(destination: str) -> No
         await until(explained, saying=told)
         oraculo.engine.bridges = [Idle(bridges.BULLMQ, "cannot reach 127.0.0.1:1")]
         assert not await explained(), "it cannot tell now"
-        oraculo.engine.bridges = [Idle(bridges.CELERY)]
-        assert not await explained(), "another bridge does not know"
+        oraculo.engine.bridges, oraculo.engine.foreign_queues = [], [Watching(bridges.CELERY)]
+        assert not await explained(), "another system does not know"
 
 
 class Watching:
-    """What stands for the bridge in a process that does not run it."""
+    """The queues behind a bridge, which nobody serves."""
 
-    name = bridges.BULLMQ
-
-    def __init__(self) -> None:
+    def __init__(self, name: str = bridges.BULLMQ) -> None:
+        self.name = name
         self.is_open = True
 
     async def state_of(self, destination: Bridge) -> ForeignQueue | None:
@@ -145,10 +141,10 @@ class Watching:
 
 
 @pytest.mark.parametrize("destination", BEHIND_BULLMQ)
-async def test_an_api_beside_engines_tells_how_it_is_beyond_their_bridges(destination: str) -> None:
-    broker, watching = Counting(SystemClock()), Watching()
+async def test_an_api_beside_engines_says_what_waits_behind_their_bridges(destination: str) -> None:
+    broker, queues = Counting(SystemClock()), Watching()
     oraculo = Harness(broker=broker, settings=MAPPED, role=Role.FRONT)
-    oraculo.engine.foreign_queues = [watching]
+    oraculo.engine.foreign_queues = [queues]
     async with oraculo:
         for queue in (bridges.QUEUES[bridges.BULLMQ], "images-queue"):
             await broker.consume(queue, prefetch=1)  # as the engine's bridge does
@@ -158,9 +154,9 @@ async def test_an_api_beside_engines_tells_how_it_is_beyond_their_bridges(destin
             told = await oraculo.operations.explain(run_id)
             return ", and nobody listens on the queue of bullmq://images-queue)" in told
 
-        await until(explained, saying="how it is beyond the bridge")
-        assert watching.is_open
-    assert not watching.is_open
+        await until(explained, saying="what waits behind the bridge")
+        assert queues.is_open
+    assert not queues.is_open
 
 
 @pytest.mark.parametrize("destination", BEHIND_BULLMQ)

@@ -112,7 +112,7 @@ def _task_state(run: Run, task: Task, now: float, audiences: Mapping[str, Audien
     progress = "" if task.percent is None else f", {task.percent:g} % done"
     own = f", its own deadline in {in_words(max(0.0, task.deadline - now))}" if task.deadline is not None else ""
     audience = audiences.get(step.queue, _UNKNOWN)
-    why = _whereabouts(step.queue, audience, task, waited) + _foreign_state(step, task, audience, waited)
+    why = _whereabouts(step.queue, audience, task, waited) + _in_foreign_queue(step, task, audience, waited)
     to = "" if step.bridge is None else f" to {step.bridge.url}"
     return f"'{step.id}' ({attempt}, sent {in_words(waited)} ago{to}{progress}{own}{why})"
 
@@ -190,7 +190,7 @@ def passed_on_to(step: Step) -> Bridge:
     return step.bridge or Bridge(BULLMQ, step.queue)
 
 
-def _foreign_state(step: Step, task: Task, audience: Audience, waited: float) -> str:
+def _in_foreign_queue(step: Step, task: Task, audience: Audience, waited: float) -> str:
     there = audience.foreign.get(passed_on_to(step).url)
     if there is None:
         return ""

@@ -160,13 +160,12 @@ class Explanation:
         return found | {queue: found[queue]._replace(is_bridged=True) for queue in bridged}
 
     async def _foreign(self, queue: str, destinations: Mapping[str, Bridge]) -> dict[str, ForeignQueue]:
-        """Return what is known about the destinations behind a bridge, as far as it can be seen from here."""
-        seers = (*self._engine.bridges, *self._engine.foreign_queues)
-        found = next((one for one in seers if queue in self._bridged[one.name]), None)
-        if found is None or self._bridge_troubles([queue]):
+        """Return the known queues behind a bridge, by the URL of their destination."""
+        system = next((one for one in self._engine.foreign_queues if queue in self._bridged[one.name]), None)
+        if system is None or self._bridge_troubles([queue]):
             return {}
-        seen = await asyncio.gather(*map(found.state_of, destinations.values()))
-        return {url: state for url, state in zip(destinations, seen, strict=True) if state is not None}
+        found = await asyncio.gather(*map(system.state_of, destinations.values()))
+        return {url: each for url, each in zip(destinations, found, strict=True) if each is not None}
 
     async def _searched(self, run: Run, queue: str, audience: Audience) -> Audience:
         """Return an audience with the run's own dead letters, where these are few and the broker lets us peek."""

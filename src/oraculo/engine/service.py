@@ -81,7 +81,7 @@ class Engine:
     """The engine: start it, use it through `Operations`, stop it. A second start or stop does no harm.
 
     `must_be_alone`: nobody else may use its store, because its queues live inside this process. `earlier_objects`: the
-    place of large results from before. `foreign_queues`: for bridges that others run.
+    place of large results from before. `foreign_queues`: for explanations.
     """
 
     def __init__(
@@ -99,7 +99,6 @@ class Engine:
         name: str = "",
         role: Role = Role.WHOLE,
         bridges: Sequence[RunningBridge] = (),
-        foreign_queues: Sequence[ForeignQueues] = (),
         must_be_alone: bool = False,
     ) -> None:
         runs, engine = settings.runs, settings.engine
@@ -112,7 +111,7 @@ class Engine:
         self.telemetry = telemetry
         self.role = role
         self.bridges = bridges
-        self.foreign_queues = foreign_queues
+        self.foreign_queues: Sequence[ForeignQueues] = ()  # for explanations
         self._must_be_alone = must_be_alone
 
         # What many parts share.
@@ -457,8 +456,8 @@ class Engine:
 
     async def stop(self) -> None:
         self.quiesce()
-        to_stop = (*self.bridges, *self.foreign_queues)
-        for fault in await asyncio.gather(*(one.stop() for one in to_stop), return_exceptions=True):
+        stops = (*(bridge.stop() for bridge in self.bridges), *(queues.stop() for queues in self.foreign_queues))
+        for fault in await asyncio.gather(*stops, return_exceptions=True):
             if isinstance(fault, Exception):  # the rest must be stopped all the same
                 self.telemetry.emit(LoopFailed("bridges", f"{type(fault).__name__}: {fault}"))
         await self._end_tasks(self._pumps)

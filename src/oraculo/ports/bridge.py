@@ -6,10 +6,7 @@ from oraculo.pipeline.bridges import Bridge, ForeignQueue
 
 
 class ForeignQueues(Protocol):
-    """A view of the queues of the system behind a bridge.
-
-    The bridge itself implements it. In other processes a client of the same system does.
-    """
+    """A view of the queues of the system behind a bridge, for explanations."""
 
     @property
     def name(self) -> str:
@@ -17,7 +14,7 @@ class ForeignQueues(Protocol):
         ...
 
     async def state_of(self, destination: Bridge) -> ForeignQueue | None:
-        """Return the state of the queue of the other system that gets the commands of this destination.
+        """Return the state of the queue that gets the commands of this destination.
 
         Returns None when the other system does not say, or does not answer at once: a person is waiting.
         """
@@ -28,8 +25,13 @@ class ForeignQueues(Protocol):
         ...
 
 
-class RunningBridge(ForeignQueues, Protocol):
+class RunningBridge(Protocol):
     """A bridge as the engine runs it."""
+
+    @property
+    def name(self) -> str:
+        """The bridge's name in logs and lists: `celery`, `bullmq`."""
+        ...
 
     @property
     def trouble(self) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any, Self
 import msgspec
 from redis.asyncio import Redis
 
-from oraculo.bridges.bullmq import BullmqBridge
+from oraculo.bridges.bullmq import BullmqBridge, BullmqQueues
 from oraculo.ports.clock import SystemClock, SystemEntropy
 from oraculo.ports.store import Store
 from oraculo.ports.telemetry import LoopFailed, Record
@@ -47,6 +47,8 @@ class BullStage(Stage):
         super().__init__(settings, *apps, store=store)
         self.aloud = Aloud()
         self.bridge = self.new_bridge()
+        self.queues = BullmqQueues(settings.bullmq)
+        self.engine.foreign_queues = [self.queues]
         self.redis: Any = Redis.from_url(settings.bullmq.url, decode_responses=True)
 
     def new_bridge(self) -> BullmqBridge:

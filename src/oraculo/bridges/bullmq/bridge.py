@@ -9,13 +9,11 @@ from oraculo.bridges.bullmq.entry import Entry
 from oraculo.bridges.bullmq.events import EventReader, Events
 from oraculo.bridges.bullmq.layout import BullmqLayout
 from oraculo.bridges.bullmq.ledger import Ledger
-from oraculo.bridges.bullmq.queue_state import queue_state
 from oraculo.bridges.bullmq.results import Results
 from oraculo.bridges.bullmq.server import BullmqRedis, Refusals
 from oraculo.bridges.bullmq.sweep import Sweep
-from oraculo.bridges.ended_runs import EndedRuns
 from oraculo.clients.subscription import Backoff, QueueIntake
-from oraculo.pipeline.bridges import BULLMQ, QUEUES, Bridge, ForeignQueue
+from oraculo.pipeline.bridges import BULLMQ, QUEUES
 from oraculo.ports.bridge import RunStarter
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy
@@ -33,7 +31,7 @@ Duty = Callable[[], Awaitable[None]]
 class BullmqBridge:
     """The bridge to BullMQ; without `runs` its jobs start none. Raises InvalidSettings.
 
-    It only reads the store: for the progress of runs, and for those that ended while Redis was away.
+    It only reads the store, for the progress of runs.
     """
 
     name = BULLMQ
@@ -72,7 +70,6 @@ class BullmqBridge:
             self._events,
             self._sweep,
             results,
-            EndedRuns(store, clock),
             names=names,
             allow=settings.allow,
             clock=clock,
@@ -91,9 +88,6 @@ class BullmqBridge:
     @property
     def shortfall(self) -> str | None:
         return self._refusals.text
-
-    async def state_of(self, destination: Bridge) -> ForeignQueue | None:
-        return await queue_state(self._server.client, self._settings.prefix, destination.target)
 
     async def start(self) -> None:
         if self._tasks:

@@ -11,7 +11,6 @@ from oraculo.bridges.bullmq.ledger import Ledger
 from oraculo.bridges.bullmq.results import JobReport, Results
 from oraculo.bridges.bullmq.server import BullmqRedis, is_passing
 from oraculo.bridges.bullmq.sweep import Sweep
-from oraculo.bridges.ended_runs import EndedRuns
 from oraculo.clients.subscription import LONGEST_HELD, Backoff, Subscription
 from oraculo.errors import InvalidInput, InvalidMessage
 from oraculo.pipeline.bridge_rules import BullmqAllow
@@ -37,7 +36,6 @@ class Dispatcher:
         events: Events,
         sweep: Sweep,
         results: Results,
-        ended: EndedRuns,
         *,
         names: QueueNames,
         allow: BullmqAllow,
@@ -50,7 +48,6 @@ class Dispatcher:
         self._events = events
         self._sweep = sweep
         self._results = results
-        self._ended = ended
         self._names = names
         self._allow = allow
         self._clock = clock
@@ -104,7 +101,7 @@ class Dispatcher:
         self, subscription: Subscription, deliveries: Sequence[Delivery], jobs: Sequence[NewJob]
     ) -> None:
         backoff = Backoff(self._entropy, LONGEST_HELD)
-        while jobs := await self._wanted(jobs):
+        while jobs:
             try:
                 await self._add(jobs)
                 return
@@ -114,13 +111,8 @@ class Dispatcher:
                 if not is_passing(error) and await self._server.takes_writes():
                     await self._add_singly(subscription, deliveries, jobs, error)
                     return
-            self._ended.note_failure()
             await backoff.pause()
             await subscription.extend(deliveries)
-
-    async def _wanted(self, jobs: Sequence[NewJob]) -> Sequence[NewJob]:
-        ended = await self._ended.among(job.record.command for job in jobs)
-        return [job for job in jobs if job.record.command.correlation_id not in ended]
 
     async def _add_singly(
         self, subscription: Subscription, deliveries: Sequence[Delivery], jobs: Sequence[NewJob], error: Exception

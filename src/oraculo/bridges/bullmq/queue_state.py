@@ -1,7 +1,5 @@
 """Counts the jobs that wait in a queue of BullMQ, for whoever asks why a run waits. Old Bull has the same keys."""
 
-from typing import Any
-
 from redis.exceptions import RedisError
 
 from oraculo.bridges.bullmq.server import BullmqRedis, within
@@ -13,7 +11,7 @@ _MARKER = "0:"  # BullMQ 4 puts one at the end of `wait`, to wake a worker; it i
 
 
 class BullmqQueues:
-    """The queues of BullMQ as a process sees them that does not run the bridge. It connects at the first look."""
+    """The queues of BullMQ. It connects at the first look."""
 
     name = BULLMQ
 
@@ -22,27 +20,21 @@ class BullmqQueues:
         self._server = BullmqRedis(settings.url)
 
     async def state_of(self, destination: Bridge) -> ForeignQueue | None:
-        return await queue_state(self._server.client, self._prefix, destination.target)
+        """Return how many jobs wait and are in work, and whether the queue is paused; None when Redis does not say."""
+        base = f"{self._prefix}:{destination.target}:"
+        pipe = self._server.client.pipeline(transaction=False)
+        pipe.llen(base + "wait").llen(base + "paused").zcard(base + "prioritized").llen(base + "active")
+        pipe.lindex(base + "wait", -1).hexists(base + "meta", "paused").exists(base + "meta-paused")
+        try:
+            replies = await within(PATIENCE, pipe.execute())
+        except (RedisError, OSError):
+            return None
+        if replies is None:
+            return None
+        ready, set_aside, prioritized, active, last, is_paused, was_paused = replies
+        waiting = ready + set_aside + prioritized - (last or "").startswith(_MARKER)
+        place = f"BullMQ's queue {destination.target}"
+        return ForeignQueue(place, waiting, held=active, is_paused=bool(is_paused or was_paused))
 
     async def stop(self) -> None:
         await self._server.close()
-
-
-async def queue_state(client: Any, prefix: str, queue: str) -> ForeignQueue | None:
-    """Return how many jobs wait and are in work, and whether the queue is paused; None when Redis does not say."""
-
-    def key(name: str) -> str:
-        return f"{prefix}:{queue}:{name}"
-
-    pipe = client.pipeline(transaction=False)
-    pipe.llen(key("wait")).llen(key("paused")).zcard(key("prioritized")).llen(key("active"))
-    pipe.lindex(key("wait"), -1).hexists(key("meta"), "paused").exists(key("meta-paused"))
-    try:
-        replies = await within(PATIENCE, pipe.execute())
-    except (RedisError, OSError):
-        return None
-    if replies is None:
-        return None
-    ready, set_aside, prioritized, active, last, is_paused, was_paused = replies
-    waiting = ready + set_aside + prioritized - (last or "").startswith(_MARKER)
-    return ForeignQueue(f"BullMQ's queue {queue}", waiting, held=active, is_paused=bool(is_paused or was_paused))

@@ -18,26 +18,17 @@ from oraculo.bridges.celery.dispatcher import TaskDispatcher
 from oraculo.bridges.celery.events import TaskEvents
 from oraculo.bridges.celery.failure_reasons import EVENT_TIMEOUT, FailureReasons
 from oraculo.bridges.celery.listener import NOT_YET, STOP_GRACE, Listener
-from oraculo.bridges.celery.queue_state import CeleryQueues
 from oraculo.bridges.celery.reply_consumer import ReplyConsumer
-from oraculo.bridges.ended_runs import EndedRuns
 from oraculo.pipeline import bridges
-from oraculo.pipeline.bridges import Bridge, ForeignQueue
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy
-from oraculo.ports.store import Store
 from oraculo.ports.telemetry import Telemetry
 from oraculo.settings import CelerySettings
 from oraculo.wire import naming
 
 
 class CeleryBridge:
-    """The bridge as a service of an engine, which starts and stops the parts.
-
-    It reads the store only to learn which runs ended while Celery's broker was away.
-
-    Raises InvalidSettings.
-    """
+    """The bridge as a service of an engine, which starts and stops the parts. Raises InvalidSettings."""
 
     name = bridges.CELERY
 
@@ -49,7 +40,6 @@ class CeleryBridge:
         clock: Clock,
         entropy: Entropy,
         telemetry: Telemetry,
-        store: Store,
     ) -> None:
         self._answers = TaskAnswers(broker, prefix, clock, entropy, telemetry)
         self._celery_broker = CeleryBroker(settings.broker_url, settings.key_prefix, prefix + naming.BRIDGE_REPLIES)
@@ -60,13 +50,11 @@ class CeleryBridge:
             settings,
             self._celery_broker,
             self._answers,
-            EndedRuns(store, clock),
             broker=broker,
             prefix=prefix,
             clock=clock,
             entropy=entropy,
         )
-        self._queues = CeleryQueues(settings)
         self._listeners: list[Listener] = []  # of replies, and of events where they are read
 
     @property
@@ -79,9 +67,6 @@ class CeleryBridge:
         if why is None or why == NOT_YET:
             return None
         return f"{why}; the events of Celery's workers cannot be read; ORACULO_CELERY_EVENTS=false does without them"
-
-    async def state_of(self, destination: Bridge) -> ForeignQueue | None:
-        return await self._queues.state_of(destination)
 
     async def start(self) -> None:
         if self._listeners:
@@ -101,7 +86,6 @@ class CeleryBridge:
         if not self._listeners:
             return
         await self._dispatcher.stop()
-        await self._queues.stop()
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
             listener.end()

@@ -12,7 +12,6 @@ from oraculo.bridges.celery.listener import STOP_GRACE
 from oraculo.bridges.celery.replies import Outcome, text_of
 from oraculo.bridges.celery.sender import TaskSender
 from oraculo.bridges.celery.tasks import CeleryTask, ReturnAddress, address_of, make_task, read_destination
-from oraculo.bridges.ended_runs import EndedRuns
 from oraculo.clients.subscription import LONGEST_HELD, Backoff, QueueIntake, Subscription
 from oraculo.errors import BrokerError
 from oraculo.pipeline import bridges
@@ -42,7 +41,6 @@ class TaskDispatcher:
         settings: CelerySettings,
         celery_broker: CeleryBroker,
         answers: TaskAnswers,
-        ended_runs: EndedRuns,
         *,
         broker: Broker,
         prefix: str,
@@ -52,7 +50,6 @@ class TaskDispatcher:
         self._settings = settings
         self._celery_broker = celery_broker
         self._answers = answers
-        self._ended_runs = ended_runs
         self._clock = clock
         self._entropy = entropy
         self._sender = TaskSender(celery_broker)
@@ -85,7 +82,6 @@ class TaskDispatcher:
             except Exception as error:  # noqa: BLE001 - an unreadable command must not come again for ever
                 await self._dead_letter(subscription, delivery, text_of(error))
         backoff = Backoff(self._entropy, LONGEST_HELD)
-        waiting = await self._without_ended(subscription, waiting)
         while waiting and not subscription.closed:
             left = await self._send_all(subscription, waiting)
             if not left:
@@ -95,7 +91,7 @@ class TaskDispatcher:
             if not await subscription.extend([command.delivery for command in left]):
                 await subscription.close()  # another bridge may have these commands by now
             await backoff.pause()
-            waiting = await self._without_ended(subscription, left)
+            waiting = left
 
     def _read(self, delivery: Delivery) -> _Command:
         message = decode_message(delivery.body)
@@ -111,15 +107,6 @@ class TaskDispatcher:
         )
         return _Command(delivery, message, destination, address, task)
 
-    async def _without_ended(self, subscription: Subscription, waiting: Sequence[_Command]) -> list[_Command]:
-        """Ack the commands of runs that ended while Celery's broker was away, and return the others."""
-        ended = await self._ended_runs.among(command.message for command in waiting)
-        await subscription.ack([each.delivery for each in waiting if each.message.correlation_id in ended])
-        left = [each for each in waiting if each.message.correlation_id not in ended]
-        if not left:  # then no task is left that could show the end of the trouble
-            self.trouble = None
-        return left
-
     async def _send_all(self, subscription: Subscription, waiting: Sequence[_Command]) -> list[_Command]:
         """Try each task once, and return the commands that must wait. A full queue lets others pass."""
         left, trouble = list(waiting), None
@@ -134,10 +121,8 @@ class TaskDispatcher:
                 trouble = str(error)
                 if not isinstance(error, CeleryQueueUnavailable):
                     break
-        if trouble is not None:
-            self._ended_runs.note_failure()
-            if self.trouble is None:
-                self._answers.report(trouble)
+        if trouble is not None and self.trouble is None:
+            self._answers.report(trouble)
         self.trouble = trouble
         return left
 

@@ -15,7 +15,7 @@ _MAX_AT_ONCE = 4  # queues; kombu blocks a thread for each
 
 
 class CeleryQueues:
-    """The queues of Celery, also for a process without the bridge. Raises InvalidSettings."""
+    """The queues of Celery. Raises InvalidSettings."""
 
     name = CELERY
 
