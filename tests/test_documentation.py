@@ -15,7 +15,7 @@ from oraculo.ports.broker import NotMoved
 from oraculo.ports.broker_admin import NotAnId
 from oraculo.settings import KeyRole
 from oraculo.settings.loading import _VARIABLES
-from oraculo.stores.mongo.commits import Insert
+from oraculo.stores.mongo.commits import MongoWrite
 from oraculo.stores.mongo.documents import entry_documents, task_documents
 from oraculo.stores.mongo.server import Collections
 from oraculo.testing.store_runs import NOW, creation, full_task, make_run
@@ -117,8 +117,8 @@ def test_the_tree_of_errors_has_them_all() -> None:
 def test_the_page_of_mongodb_has_every_field_and_collection() -> None:
     named = set(re.findall(r"`(\w+)`", read("docs/reference/mongodb-documents.md")))
     run = make_run("a", webhook="https://example.org")
-    small = Insert(creation(run, key="k"))
-    large = Insert(creation(make_run("b", payload=b'{"x":"%s"}' % (b"x" * 8_000))))
+    creations = creation(run, key="k"), creation(make_run("b", payload=b'{"x":"%s"}' % (b"x" * 8_000)))
+    small, large = (MongoWrite(each.changes, each) for each in creations)
     documents = [small.head, *small.head["entregas"], *task_documents(run, map(full_task, run.tasks)), *large.inputs]
     documents += entry_documents(run, [HistoryEntry(1, NOW, Happened.PROGRESS, 1, 1, "1 %")])
     assert {field for document in documents for field in document} <= named

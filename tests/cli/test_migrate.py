@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from oraculo.cli.app import app
+from oraculo.stores.migrations import Migration
 from oraculo.stores.sql import migrations
 from oraculo.stores.sqlite import connections
 from tests.servers.fleet import Fleet
@@ -37,28 +38,27 @@ def test_a_new_file_and_then_nothing_more_to_do(tmp_path: Path) -> None:
     assert json.loads(again.stdout) == {"store": "sqlite", "migracoes": []}
 
 
-def older_file(folder: Path) -> Path:
-    path = folder / "oraculo.db"
-    connection = sqlite3.connect(path)
-    connection.executescript(migrations("sqlite")[0].step)
-    connection.execute("PRAGMA user_version = 1")
-    connection.close()
+@pytest.fixture
+def older_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of today, for a program that knows one migration more."""
+    path, known = tmp_path / "oraculo.db", migrations("sqlite")
+    assert invoke("migrate", ORACULO_STORE_URL=f"sqlite:///{path}").exit_code == 0
+    later = Migration(len(known) + 1, "later", "CREATE TABLE later (x);\n")
+    monkeypatch.setattr(connections, "migrations", lambda _dialect: [*known, later])
     return path
 
 
-def test_an_older_file_is_read_after_it(tmp_path: Path) -> None:
-    path = older_file(tmp_path)
-    done = json.loads(invoke("migrate", "--json", ORACULO_STORE_URL=f"sqlite:///{path}").stdout)
-    assert done["migracoes"] == [migration.label for migration in migrations("sqlite")[1:]]
+def test_an_older_file_is_read_after_it(older_file: Path) -> None:
+    done = json.loads(invoke("migrate", "--json", ORACULO_STORE_URL=f"sqlite:///{older_file}").stdout)
+    assert done["migracoes"] == ["0002 later"]
 
 
-def test_an_older_file_is_not_changed_by_looking_at_it(tmp_path: Path) -> None:
-    path = older_file(tmp_path)
-    result = invoke("doctor", "--json", ORACULO_STORE_URL=f"sqlite:///{path}")
+def test_an_older_file_is_not_changed_by_looking_at_it(older_file: Path) -> None:
+    result = invoke("doctor", "--json", ORACULO_STORE_URL=f"sqlite:///{older_file}")
     store = next(check for check in json.loads(result.stdout)["verificacoes"] if check["nome"] == "store")
     assert store["estado"] == "aviso"
     assert "made by an older ORÁCULO" in store["detalhe"]
-    with closing(sqlite3.connect(path)) as connection:
+    with closing(sqlite3.connect(older_file)) as connection:
         assert connection.execute("PRAGMA user_version").fetchall() == [(1,)]
 
 
@@ -73,20 +73,19 @@ sys.stdin.read()
 
 
 def test_an_older_file_is_left_alone_for_as_long_as_a_process_has_it_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    older_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = older_file(tmp_path)
     monkeypatch.setattr(connections, "BUSY_SECONDS", 0.05)
     with subprocess.Popen(
-        [sys.executable, "-c", _KEEP_OPEN, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", _KEEP_OPEN, str(older_file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"open\n"
-        refused = invoke("migrate", ORACULO_STORE_URL=f"sqlite:///{path}")
+        refused = invoke("migrate", ORACULO_STORE_URL=f"sqlite:///{older_file}")
         holder.kill()
     (line,) = refused.stderr.splitlines()
     assert (refused.exit_code, line.count("stop all others first")) == (2, 1)
-    assert invoke("migrate", ORACULO_STORE_URL=f"sqlite:///{path}").exit_code == 0
+    assert invoke("migrate", ORACULO_STORE_URL=f"sqlite:///{older_file}").exit_code == 0
 
 
 def test_a_server_that_cannot_be_reached_is_one_line() -> None:

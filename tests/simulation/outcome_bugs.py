@@ -24,9 +24,12 @@ from oraculo.errors import QueueUnavailable
 from oraculo.pipeline.definition import Kind, quorum_needed
 from oraculo.pipeline.retry import RetryPolicy
 from oraculo.ports.broker import Outgoing, Receipt
-from oraculo.ports.store import Created, CreationOutcome
-from oraculo.stores.commit_queue import NewRun
-from oraculo.stores.sqlite import rows, store, transaction
+from oraculo.ports.store import Created, Creation, CreationOutcome
+from oraculo.stores import records
+from oraculo.stores.commit_queue import Taken, Write
+from oraculo.stores.records import Record
+from oraculo.stores.sqlite import rows, store
+from oraculo.stores.sqlite.bulk import NULL
 from oraculo.worker import answers, dispatch
 from oraculo.worker.dispatch import Dispatcher
 from oraculo.worker.outbox import AnswerOutbox
@@ -375,17 +378,18 @@ def priorities_are_lost_behind_several_brokers(patch: pytest.MonkeyPatch) -> Non
 
 
 def a_key_gives_its_run_whatever_the_body(patch: pytest.MonkeyPatch) -> None:
-    def created_before(insert: NewRun, run_id: str, fingerprint: str, otherwise: CreationOutcome) -> Created:
-        return Created(CreationOutcome.SAME, run_id)
+    real = Taken.outcome_of
 
-    patch.setattr(transaction, "created_before", created_before)
+    def outcome_of(self: Taken, insert: Write) -> Created | None:
+        found = real(self, insert)
+        return found and Created(CreationOutcome.SAME, found.run_id)
+
+    patch.setattr(Taken, "outcome_of", outcome_of)
 
 
 def a_run_that_is_read_again_has_one_attempt_left(patch: pytest.MonkeyPatch) -> None:
-    real = rows.task_of
-
     def task_of(row: Sequence[Any]) -> Task:
-        task = real(row)
+        task = records.task_of(row)
         task.last_attempt = min(task.last_attempt, task.attempt + 1)
         return task
 
@@ -393,28 +397,28 @@ def a_run_that_is_read_again_has_one_attempt_left(patch: pytest.MonkeyPatch) -> 
 
 
 def the_deadline_of_a_reopened_run_is_not_written(patch: pytest.MonkeyPatch) -> None:
-    real = rows._changing_columns
-
-    def columns(head: RunHead, version: int) -> tuple[Any, ...]:
-        written = list(real(head, version))
-        written[4] = head.created_at + head.timeout
-        return tuple(written)
-
-    patch.setattr(rows, "_changing_columns", columns)
+    patch.setattr(
+        rows, "head_record", lambda head, version: _written(head, version, deadline=head.created_at + head.timeout)
+    )
 
 
 def the_priority_of_a_run_is_not_written(patch: pytest.MonkeyPatch) -> None:
-    real = rows._lasting_columns
+    patch.setattr(rows, "head_record", lambda head, *rest: _written(head, *rest, priority=0))
 
-    def columns(head: RunHead, *rest: Any) -> tuple[Any, ...]:
-        return real(msgspec.structs.replace(head, priority=0), *rest)
 
-    patch.setattr(rows, "_lasting_columns", columns)
+def _written(head: RunHead, *rest: Any, **wrong: Any) -> Record:
+    return records.head_record(msgspec.structs.replace(head, **wrong), *rest)
 
 
 def an_idempotency_key_is_not_written(patch: pytest.MonkeyPatch) -> None:
-    real = rows._lasting_columns
-    patch.setattr(rows, "_lasting_columns", lambda head, fingerprint, key: real(head, fingerprint, None))
+    real = rows.SqliteWrite.__init__
+
+    def make(self: rows.SqliteWrite, changes: Changes, creation: Creation | None = None) -> None:
+        real(self, changes, creation)
+        if creation is not None:
+            self.head[-1] = NULL
+
+    patch.setattr(rows.SqliteWrite, "__init__", make)
 
 
 BUGS: dict[str, Plant] = {

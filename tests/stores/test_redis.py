@@ -26,7 +26,7 @@ from oraculo.ports.browse import RunQuery
 from oraculo.ports.store import Store
 from oraculo.stores.redis import RedisStore, listing, store
 from oraculo.stores.redis.layout import Layout
-from oraculo.stores.redis.values import update
+from oraculo.stores.redis.values import RedisWrite
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.checkers import check_store
 from oraculo.testing.store_runs import (
@@ -77,7 +77,7 @@ async def test_a_writer_that_is_killed_leaves_every_run_whole(url: str) -> None:
 def test_a_change_of_a_wide_run_is_small() -> None:
     run = make_run("wide", destinos=[{"fila": "q", "id": f"t{n}"} for n in range(10_000)])
     creation(run)
-    written = update(changed(run, Answered(5_000, 1, OK)), Layout("x", "y").scripts["change"])
+    written = RedisWrite(Layout("x", "y").scripts["change"], changed(run, Answered(5_000, 1, OK)))
     assert len(written.command) < 40
 
 

@@ -4,43 +4,44 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
+from oraculo.core.run import Changes
 from oraculo.errors import StoreError, StoreUnavailable
-from oraculo.ports.store import Committed, Created, CreationOutcome
+from oraculo.ports.store import Committed, Created, Creation, CreationOutcome
 
 
-class Written(Protocol):
-    """One run's part of a commit, as rows or documents."""
+class Write:
+    """One run's part of a commit.
 
-    run_id: str
-    size: int  # in rows or bytes, as the store counts
+    Each store adds its rows or documents before the commit waits, because the engine goes on changing the run.
+    """
+
+    __slots__ = ("changes", "fingerprint", "key", "run_id", "size", "version")
+
+    def __init__(self, changes: Changes, creation: Creation | None = None) -> None:
+        self.changes = changes
+        self.run_id = changes.run.id
+        self.version = 1 if creation else changes.based_on + 1
+        self.key = creation.idempotency_key if creation else None
+        self.fingerprint = creation.fingerprint if creation else ""
+        self.size = 0  # in rows or bytes, as the store counts
 
     def note_version(self) -> None:
-        """Give the run in memory the version that its rows have now."""
-        ...
+        """Give the run in memory the version that is stored now."""
+        self.changes.run.head.version = self.version
 
 
-class NewRun(Written, Protocol):
-    """The part of a creation. `key`: its idempotency key."""
-
-    key: str | None
-    fingerprint: str
+AnyWrite = TypeVar("AnyWrite", bound=Write)
 
 
-Insert = TypeVar("Insert", bound=Written)
-Update = TypeVar("Update", bound=Written)
+class Job(Generic[AnyWrite]):
+    """One call of `commit`, and the future of its outcome. `kind`: the store's class of writes."""
 
-
-class Job(Generic[Insert, Update]):
-    """One call of `commit`, and the future of its outcome."""
-
-    __slots__ = ("done", "inserts", "size", "updates")
-
-    def __init__(self, inserts: list[Insert], updates: list[Update]) -> None:
-        self.inserts = inserts
-        self.updates = updates
-        self.size = sum(insert.size for insert in inserts) + sum(update.size for update in updates)
+    def __init__(self, kind: type[AnyWrite], creations: Sequence[Creation], changes: Sequence[Changes]) -> None:
+        self.inserts = [kind(creation.changes, creation) for creation in creations]
+        self.updates = [kind(change) for change in changes]
+        self.size = sum(write.size for write in chain(self.inserts, self.updates))
         self.done: asyncio.Future[Committed] = asyncio.get_running_loop().create_future()
 
     def settle(self, outcome: Committed | StoreError) -> None:
@@ -61,8 +62,7 @@ class Job(Generic[Insert, Update]):
                 update.note_version()
 
 
-AnyJob = TypeVar("AnyJob", bound=Job[Any, Any])
-AnyNewRun = TypeVar("AnyNewRun", bound=NewRun)
+AnyJob = TypeVar("AnyJob", bound=Job[Any])
 
 
 class CommitQueue(Generic[AnyJob]):
@@ -148,7 +148,7 @@ async def write_group(
         job.settle(outcome)
 
 
-def without_repeats(inserts: Iterable[AnyNewRun]) -> Iterator[AnyNewRun]:
+def without_repeats(inserts: Iterable[AnyWrite]) -> Iterator[AnyWrite]:
     """Yield the first new run of each id and key: the outcome of the others depends on it."""
     ids: set[str] = set()
     keys: set[str | None] = set()
@@ -160,6 +160,26 @@ def without_repeats(inserts: Iterable[AnyNewRun]) -> Iterator[AnyNewRun]:
         yield insert
 
 
-def created_before(insert: NewRun, run_id: str, fingerprint: str, otherwise: CreationOutcome) -> Created:
-    """Return the outcome of a creation that found its id or its key in use, by this run."""
-    return Created(CreationOutcome.SAME if fingerprint == insert.fingerprint else otherwise, run_id)
+class Taken:
+    """The ids and idempotency keys in use, each with its run and that run's fingerprint."""
+
+    def __init__(self, found: Iterable[tuple[str, str | None, str]]) -> None:
+        self._by_id: dict[str, tuple[str, str]] = {}
+        self._by_key: dict[str | None, tuple[str, str]] = {}
+        for each in found:
+            self.add(*each)
+
+    def add(self, run_id: str, key: str | None, fingerprint: str) -> None:
+        self._by_id[run_id] = self._by_key[key] = run_id, fingerprint
+
+    def outcome_of(self, insert: Write) -> Created | None:
+        """Return the outcome of a creation whose key or id is in use; None when both are free."""
+        used, otherwise = None, CreationOutcome.KEY_REUSED
+        if insert.key is not None:
+            used = self._by_key.get(insert.key)
+        if used is None:
+            used, otherwise = self._by_id.get(insert.run_id), CreationOutcome.ID_IN_USE
+        if used is None:
+            return None
+        run_id, fingerprint = used
+        return Created(CreationOutcome.SAME if fingerprint == insert.fingerprint else otherwise, run_id)

@@ -15,13 +15,13 @@ from pymongo import ReplaceOne, UpdateOne
 from oraculo.core.run import Changes
 from oraculo.errors import StoreUnavailable
 from oraculo.ports.store import Committed, Created, Creation, CreationOutcome
-from oraculo.stores.commit_queue import CommitQueue, Job, created_before, next_group, without_repeats, write_group
+from oraculo.stores.commit_queue import CommitQueue, Job, Taken, Write, next_group, without_repeats, write_group
 from oraculo.stores.mongo.documents import (
-    changing_fields,
     encoded,
     entry_documents,
+    head_fields,
     input_documents,
-    lasting_fields,
+    new_run_fields,
     task_documents,
 )
 from oraculo.stores.mongo.faults import Duplicate
@@ -32,51 +32,27 @@ GROUP_BYTES = 8 * 1024 * 1024
 MOST_OFFERS = 5
 
 
-class Write:
-    """One run's part of a commit, encoded before the commit waits: the engine goes on changing the run."""
+class MongoWrite(Write):
+    """One run's part of a commit, as encoded documents."""
 
-    __slots__ = ("changes", "head", "history", "run_id", "size", "tasks", "version")
+    __slots__ = ("head", "history", "inputs", "tasks")
 
-    def __init__(self, changes: Changes, head: Document, version: int) -> None:
+    def __init__(self, changes: Changes, creation: Creation | None = None) -> None:
+        super().__init__(changes, creation)
         run = changes.run
-        self.changes = changes
-        self.run_id = run.id
-        self.version = version
+        head, inputs = head_fields(run.head, self.version), list[Document]()
+        if creation is not None:
+            head |= new_run_fields(run, self.fingerprint, self.key)
+            inputs = list(input_documents(run))
         self.head = encoded(head, run.id)
+        self.inputs = [encoded(one, run.id) for one in inputs]
         self.tasks = {one["_id"]: encoded(one, run.id) for one in task_documents(run, changes.tasks.values())}
         self.history = [encoded(one, run.id) for one in entry_documents(run, changes.history)]
-        self.size = sum(len(one.raw) for one in chain([self.head], self.tasks.values(), self.history))
-
-    def note_version(self) -> None:
-        self.changes.run.head.version = self.version
+        documents = chain([self.head], self.inputs, self.tasks.values(), self.history)
+        self.size = sum(len(one.raw) for one in documents)
 
 
-class Insert(Write):
-    """A new run."""
-
-    __slots__ = ("fingerprint", "inputs", "key")
-
-    def __init__(self, creation: Creation) -> None:
-        run = creation.changes.run
-        self.fingerprint = creation.fingerprint
-        self.key = creation.idempotency_key
-        lasting = lasting_fields(run, self.fingerprint, self.key)
-        super().__init__(creation.changes, lasting | changing_fields(run.head, 1), 1)
-        self.inputs = [encoded(one, run.id) for one in input_documents(run)]
-        self.size += sum(len(one.raw) for one in self.inputs)
-
-
-class Update(Write):
-    """A change of a run."""
-
-    __slots__ = ()
-
-    def __init__(self, changes: Changes) -> None:
-        version = changes.based_on + 1
-        super().__init__(changes, changing_fields(changes.run.head, version), version)
-
-
-MongoJob = Job[Insert, Update]
+MongoJob = Job[MongoWrite]
 
 
 def queue_to(server: Server) -> CommitQueue[MongoJob]:
@@ -107,7 +83,7 @@ class Ledger:
     def __init__(self, group: Sequence[MongoJob]) -> None:
         self._inserts = [insert for job in group for insert in job.inserts]
         self._updates = [update for job in group for update in job.updates]
-        self._created: dict[Insert, Created] = {}
+        self._created: dict[MongoWrite, Created] = {}
         self._conflicts: set[str] = set()
         self.looks_first = False
 
@@ -128,9 +104,9 @@ class Ledger:
             await db.tasks.bulk_write(tasks, ordered=False, session=session)
         await _insert(db.history, [entry for write in chain(inserts, updates) for entry in write.history], session)
 
-    async def _insert_heads(self, db: Collections, session: Session) -> list[Insert]:
+    async def _insert_heads(self, db: Collections, session: Session) -> list[MongoWrite]:
         """Return the creations that were written: of several with one id or key, the first that may be."""
-        waiting, written = self._inserts, list[Insert]()
+        waiting, written = self._inserts, list[MongoWrite]()
         while waiting:
             if written or self.looks_first:
                 await self._find_in_the_way(waiting, db, session)
@@ -142,21 +118,18 @@ class Ledger:
             waiting = [insert for insert in waiting if insert not in self._created]
         return written
 
-    async def _find_in_the_way(self, inserts: Sequence[Insert], db: Collections, session: Session) -> None:
+    async def _find_in_the_way(self, inserts: Sequence[MongoWrite], db: Collections, session: Session) -> None:
         ids = [insert.run_id for insert in inserts]
         keys = [insert.key for insert in inserts if insert.key is not None]
         either = {"$or": [{"_id": {"$in": ids}}, {"chave_idempotencia": {"$in": keys}}]}
         wanted = {"chave_idempotencia": 1, "impressao": 1}
         found = await find(db.runs, either, wanted, session).to_list()
-        by_id = {run["_id"]: (run["_id"], run["impressao"]) for run in found}
-        by_key = {run.get("chave_idempotencia"): (run["_id"], run["impressao"]) for run in found}
+        taken = Taken((run["_id"], run.get("chave_idempotencia"), run["impressao"]) for run in found)
         for insert in inserts:
-            if insert.key is not None and (used := by_key.get(insert.key)):
-                self._created[insert] = created_before(insert, *used, CreationOutcome.KEY_REUSED)
-            elif used := by_id.get(insert.run_id):
-                self._created[insert] = created_before(insert, *used, CreationOutcome.ID_IN_USE)
+            if (outcome := taken.outcome_of(insert)) is not None:
+                self._created[insert] = outcome
 
-    async def _update_heads(self, db: Collections, session: Session) -> list[Update]:
+    async def _update_heads(self, db: Collections, session: Session) -> list[MongoWrite]:
         """Return the changes whose run has the version that they were decided on.
 
         A run that another transaction changes after it was read here makes this one fail and be done again.

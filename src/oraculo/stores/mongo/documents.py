@@ -1,8 +1,8 @@
 """The documents: a run, its inputs, tasks and history as other applications read them, and back.
 
-The words are the API's. `ordem`, `busca`, `origem`, `impressao`, `revisao`, and `interno` anywhere, are ORÁCULO's own.
-Times are there twice: as dates for others, which know milliseconds, and exact, as numbers, in `interno`. A payload, a
-result or a definition is its JSON text, exactly as it came.
+Public fields have the API's words. `interno` has the rest of a record, with exact times: a date knows milliseconds.
+`ordem`, `busca`, `impressao` and `revisao` are ORÁCULO's own, too. A payload, a result or a definition is its JSON
+text, exactly as it came.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,13 +17,14 @@ from oraculo.core.aggregate import summary
 from oraculo.core.history import HistoryEntry
 from oraculo.core.run import Run, RunDelivery, RunHead, Task
 from oraculo.errors import StoreError
+from oraculo.stores import records
 from oraculo.stores.mongo.server import Document
-from oraculo.stores.stored_words import CAUSE, CHANNEL, DELIVERY_STATUS, HAPPENED, RUN_STATUS, TASK_STATUS
+from oraculo.stores.records import ENTRY, HEAD, TASK, Record, entry_record, head_record, task_record
 
 MOST_BYTES = 16_000_000  # of a document; the server takes 16,777,216
 INLINE_BYTES = 8_000  # of payload and definition together, up to which they are in the run's own document
 PART_BYTES = 7_000_000  # of a payload and of a definition, in one document of the inputs
-BETWEEN = "\x1f"  # id and name, where they are searched; no id may hold it
+BETWEEN = "\x1f"  # separates id and name in the searched text; no id holds it
 
 
 def encoded(document: Mapping[str, Any], run_id: str) -> RawBSONDocument:
@@ -46,7 +47,6 @@ def moment(seconds: float | None) -> DatetimeMS | None:
 
 
 def _without_none(**fields: Any) -> Document:
-    """Return the fields that have a value: an index of those that have one stays small."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -89,73 +89,77 @@ def _joined(documents: Iterable[Document], field: str) -> bytes:
     return b"".join(_as_bytes(one[field]) for one in documents if field in one)
 
 
+# -- records: the fields of public names, and the rest in `interno` --------------------------------------------------
+
+_OF_HEADS = {
+    "id": "_id",
+    "name": "pipeline",
+    "version": "revisao",
+    "status": "status",
+    "priority": "prioridade",
+    "edition": "versao",
+}
+_OF_TASKS = {
+    "number": "numero",
+    "status": "status",
+    "attempt": "tentativas",
+    "last_attempt": "max_tentativas",
+    "result": "resultado",
+    "reason": "motivo",
+}
+_RESULT = TASK.index("result")
+_OF_ENTRIES = {"seq": "seq", "what": "evento", "attempt": "tentativa", "detail": "detalhe"}
+
+
+def _document(names: Sequence[str], record: Record, public: Mapping[str, str]) -> Document:
+    """Return the fields that have a value: an index of those that have one stays small."""
+    document: Document = {}
+    inside: Document = {}
+    for name, value in zip(names, record, strict=True):
+        if value is not None and value is not False:
+            if name in public:
+                document[public[name]] = value
+            else:
+                inside[name] = value
+    return document | {"interno": inside}
+
+
+def _record(names: Sequence[str], document: Document, public: Mapping[str, str]) -> Record:
+    inside = document["interno"]
+    return [document.get(public[name]) if name in public else inside.get(name) for name in names]
+
+
 # -- runs -----------------------------------------------------------------------------------------------------------
 
 NOT_OF_HEADS: Document = {"payload": 0, "definicao": 0}
 
 
-def lasting_fields(run: Run, fingerprint: str, key: str | None) -> Document:
+def new_run_fields(run: Run, fingerprint: str, key: str | None) -> Document:
+    """Return the fields that only a creation writes."""
     head = run.head
     inputs = {"payload": _as_text(run.payload), "definicao": _as_text(run.definition)} if _are_inline(run) else {}
     return {
-        "_id": head.id,
         "ordem": place_in_order(head),
-        "pipeline": head.name,
-        "prioridade": head.priority,
         "iniciada_em": moment(head.created_at),
         "busca": f"{head.id}{BETWEEN}{head.name}".casefold(),
-        "origem": {
-            "created_at": head.created_at,
-            "timeout": head.timeout,
-            "definition_hash": head.definition_hash,
-            "traceparent": head.traceparent,
-        },
         "impressao": fingerprint,
         **_without_none(chave_idempotencia=key),
         **inputs,
     }
 
 
-def changing_fields(head: RunHead, version: int) -> Document:
+def head_fields(head: RunHead, version: int) -> Document:
     return {
-        "status": head.status._value_,
-        "versao": head.edition,
+        **_document(HEAD, head_record(head, version), _OF_HEADS),
         "resumo": summary(head),
         "prazo": moment(head.deadline),
         "concluida_em": moment(head.ended_at),
         "entregas": [_delivery_document(delivery) for delivery in head.deliveries],
-        "revisao": version,
-        "interno": _without_none(
-            deadline=head.deadline,
-            ended_at=head.ended_at,
-            due_at=head.due_at,
-            cancelled=head.cancelled,
-            entries=head.entries,
-            late=head.late,
-            duplicates=head.duplicates,
-        ),
     }
 
 
 def head_of(document: Document) -> RunHead:
-    counts = document["resumo"]
-    return RunHead(
-        id=document["_id"],
-        name=document["pipeline"],
-        total=counts["total"],
-        version=document["revisao"],
-        status=RUN_STATUS[document["status"]],
-        priority=document["prioridade"],
-        edition=document["versao"],
-        succeeded=counts["concluidas"],
-        failed=counts["erros"],
-        timed_out=counts["timeouts"],
-        skipped=counts["ignoradas"],
-        task_cancelled=counts["canceladas"],
-        deliveries=[_delivery_of(delivery) for delivery in document["entregas"]],
-        **document["origem"],
-        **document["interno"],
-    )
+    return records.head_of(_record(HEAD, document, _OF_HEADS))
 
 
 def _delivery_document(delivery: RunDelivery) -> Document:
@@ -167,21 +171,7 @@ def _delivery_document(delivery: RunDelivery) -> Document:
         "tentativas": delivery.attempts,
         "proxima_tentativa_em": moment(delivery.due_at),
         "erro": delivery.error,
-        "interno": {"due_at": delivery.due_at, "via": delivery.via},
     }
-
-
-def _delivery_of(document: Document) -> RunDelivery:
-    return RunDelivery(
-        channel=CHANNEL[document["canal"]],
-        target=document["destino"],
-        status=DELIVERY_STATUS[document["status"]],
-        edition=document["versao"],
-        attempts=document["tentativas"],
-        due_at=document["interno"]["due_at"],
-        error=document["erro"],
-        via=document["interno"]["via"],
-    )
 
 
 # -- tasks ----------------------------------------------------------------------------------------------------------
@@ -191,34 +181,22 @@ def task_documents(run: Run, tasks: Iterable[Task]) -> Iterator[Document]:
     place, steps = place_in_order(run.head), run.plan.steps
     for task in tasks:
         step = steps[task.number]
+        document = _document(TASK, task_record(task), _OF_TASKS)
+        if task.result is not None:
+            document["resultado"] = _as_text(task.result)
         yield {
             "_id": f"{run.id}#{task.number}",
             "correlation_id": run.id,
-            "numero": task.number,
             "ordem": place,
             "id": step.id,
             "fila": step.queue,
-            "status": task.status._value_,
-            "tentativas": task.attempt,
-            "max_tentativas": task.last_attempt,
+            **document,
             **_without_none(
                 progresso=_progress(task),
-                resultado=None if task.result is None else _as_text(task.result),
-                motivo=task.reason,
                 enviada_em=moment(task.sent_at),
                 prazo=moment(task.deadline),
                 concluida_em=moment(task.ended_at),
                 na_dlq=task.dead_letter or None,
-            ),
-            "interno": _without_none(
-                unsent=task.unsent or None,
-                due_at=task.due_at,
-                sent_at=task.sent_at,
-                deadline=task.deadline,
-                ended_at=task.ended_at,
-                cause=None if task.cause is None else task.cause._value_,
-                mark=task.mark or None,
-                via=task.via,
             ),
         }
 
@@ -229,25 +207,11 @@ def _progress(task: Task) -> Document | None:
     return {"percentual": task.percent, "mensagem": task.note}
 
 
-_NO_PROGRESS: Document = {"percentual": None, "mensagem": None}
-
-
 def task_of(document: Document) -> Task:
-    progress, result = document.get("progresso", _NO_PROGRESS), document.get("resultado")
-    task = Task(
-        number=document["numero"],
-        status=TASK_STATUS[document["status"]],
-        attempt=document["tentativas"],
-        last_attempt=document["max_tentativas"],
-        result=None if result is None else _as_bytes(result),
-        reason=document.get("motivo"),
-        percent=progress["percentual"],
-        note=progress["mensagem"],
-        dead_letter="na_dlq" in document,
-        **document["interno"],
-    )
-    task.cause = CAUSE[task.cause]
-    return task
+    record = _record(TASK, document, _OF_TASKS)
+    if (result := record[_RESULT]) is not None:
+        record[_RESULT] = _as_bytes(result)
+    return records.task_of(record)
 
 
 # -- history --------------------------------------------------------------------------------------------------------
@@ -258,25 +222,11 @@ def entry_documents(run: Run, entries: Iterable[HistoryEntry]) -> Iterator[Docum
     for entry in entries:
         yield {
             "correlation_id": run.id,
-            "seq": entry.seq,
             "timestamp": moment(entry.at),
-            "evento": entry.what._value_,
-            **_without_none(
-                tarefa=None if entry.task is None else steps[entry.task].id,
-                tentativa=entry.attempt,
-                detalhe=entry.detail,
-            ),
-            "interno": {"at": entry.at, "task": entry.task},
+            **_without_none(tarefa=None if entry.task is None else steps[entry.task].id),
+            **_document(ENTRY, entry_record(entry), _OF_ENTRIES),
         }
 
 
 def entry_of(document: Document) -> HistoryEntry:
-    inside = document["interno"]
-    return HistoryEntry(
-        seq=document["seq"],
-        at=inside["at"],
-        what=HAPPENED[document["evento"]],
-        task=inside["task"],
-        attempt=document.get("tentativa"),
-        detail=document.get("detalhe"),
-    )
+    return records.entry_of(_record(ENTRY, document, _OF_ENTRIES))

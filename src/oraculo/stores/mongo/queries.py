@@ -7,11 +7,10 @@ from oraculo.core.history import HistoryEntry
 from oraculo.core.run import RunHead, RunStatus, Task, TaskStatus
 from oraculo.ports.browse import Page, RunQuery
 from oraculo.ports.store import Due, Snapshot, Unsent
-from oraculo.stores.copies import unchanged_among
 from oraculo.stores.cursor import seal, unseal
 from oraculo.stores.mongo.documents import BETWEEN, NOT_OF_HEADS, entry_of, head_of, inputs_of, task_of
 from oraculo.stores.mongo.server import TASKS, Collection, Collections, Document, Server, find
-from oraculo.stores.stored_words import census_of
+from oraculo.stores.records import census_of, unchanged_among
 
 IS_OPEN: Document = {"status": RunStatus.RUNNING.value}
 IN_WORK: Document = {"status": TaskStatus.RUNNING.value, "interno.unsent": None}  # its command was sent
@@ -21,7 +20,7 @@ _LONGEST_TEXT = 1_000  # longer than any id and name
 
 
 class RunReader:
-    """What the engine reads."""
+    """The reads of the engine."""
 
     _server: Server
 
@@ -154,7 +153,7 @@ async def _place_of(db: Collections, run_id: str) -> str:
 
 
 class RunBrowser:
-    """What people read."""
+    """The reads of people."""
 
     _server: Server
 
@@ -191,5 +190,5 @@ def _where(query: RunQuery, before: str | None) -> Document:
         where["busca"] = {"$regex": re.escape(query.text.casefold()).replace("\0", "\\x00")}
     created = {"$gte": query.since, "$lt": query.until}
     if bounds := {comparison: moment for comparison, moment in created.items() if moment is not None}:
-        where["origem.created_at"] = bounds
+        where["interno.created_at"] = bounds
     return where

@@ -1,4 +1,4 @@
-"""What the engines share beside runs: pipelines, the engines that live, facts, and the installation's name."""
+"""Everything that engines share beside runs: pipelines, living engines, facts, and the installation's name."""
 
 import secrets
 from collections.abc import Sequence

@@ -126,7 +126,7 @@ class Server:
             raise StoreError(f"MongoDB at {self.place} stands alone, and transactions need a replica set: {_ADVICE}")
 
     def _awaits_initiation(self) -> bool:
-        """Whether the server runs, and is not the set's member that the URL or its own command line says."""
+        """Return True when the server runs, and is no member of the set that the URL or its command line names."""
         servers = self._opened.topology_description.server_descriptions().values()
         return not servers or any(server.server_type == SERVER_TYPE.RSGhost for server in servers)
 

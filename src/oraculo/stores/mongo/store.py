@@ -9,7 +9,7 @@ from oraculo.core.run import Changes
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.store import Committed, Creation
 from oraculo.stores.mongo import schema
-from oraculo.stores.mongo.commits import Insert, MongoJob, Update, queue_to
+from oraculo.stores.mongo.commits import MongoJob, MongoWrite, queue_to
 from oraculo.stores.mongo.maintenance import Maintenance
 from oraculo.stores.mongo.queries import RunBrowser, RunReader
 from oraculo.stores.mongo.registry import Registry
@@ -61,5 +61,5 @@ class MongoStore(RunReader, RunBrowser, Registry, Maintenance):
 
     async def commit(self, creations: Sequence[Creation], changes: Sequence[Changes]) -> Committed:
         with self._server.call():  # which raises when it is closed
-            job = MongoJob([Insert(creation) for creation in creations], [Update(change) for change in changes])
+            job = MongoJob(MongoWrite, creations, changes)
         return await self._commits.commit(job)

@@ -12,11 +12,11 @@ from itertools import chain
 from oraculo.core.chunks import slices
 from oraculo.errors import StoreUnavailable
 from oraculo.ports.store import Committed, Created, CreationOutcome
-from oraculo.stores.commit_queue import CommitQueue, Job, created_before, next_group, without_repeats, write_group
+from oraculo.stores.commit_queue import CommitQueue, Job, Taken, next_group, without_repeats, write_group
 from oraculo.stores.postgres.address import Connection
 from oraculo.stores.postgres.connections import QUERIES, Lane
 from oraculo.stores.postgres.faults import Clash
-from oraculo.stores.postgres.rows import ROW_BYTES, Insert, Row, Update, Write
+from oraculo.stores.postgres.rows import ROW_BYTES, PostgresWrite, Row
 
 GROUP_BYTES = 8 * 1024 * 1024
 SLICE_BYTES = 8 * 1024 * 1024
@@ -24,7 +24,7 @@ MOST_CLASHES = 5
 CLASH_PAUSE = 0.02
 MOST_OFFERS = 5
 
-PostgresJob = Job[Insert, Update]
+PostgresJob = Job[PostgresWrite]
 
 
 def queue_to(lane: Lane) -> CommitQueue[PostgresJob]:
@@ -52,7 +52,7 @@ class Ledger:
         self._inserts = [insert for job in group for insert in job.inserts]
         # Sorted by id, so that two engines that change the same runs lock them in one order.
         self._updates = sorted((update for job in group for update in job.updates), key=lambda update: update.run_id)
-        self._created: dict[Insert, Created] = {}
+        self._created: dict[PostgresWrite, Created] = {}
         self._conflicts: set[str] = set()
 
     def outcome_of(self, job: PostgresJob) -> Committed:
@@ -86,20 +86,19 @@ class Ledger:
         ids = [insert.run_id for insert in self._inserts]
         keys = [insert.key for insert in self._inserts if insert.key is not None]
         found = await connection.fetch(QUERIES["in_the_way"], ids, keys)
-        by_id = {row["id"]: (row["id"], row["fingerprint"]) for row in found}
-        by_key = {row["idempotency_key"]: (row["id"], row["fingerprint"]) for row in found}
+        taken = Taken((run["id"], run["idempotency_key"], run["fingerprint"]) for run in found)
         for insert in self._inserts:
-            if insert.key is not None and (used := by_key.get(insert.key)):
-                self._created[insert] = created_before(insert, *used, CreationOutcome.KEY_REUSED)
-            elif used := by_id.get(insert.run_id):
-                self._created[insert] = created_before(insert, *used, CreationOutcome.ID_IN_USE)
+            if (outcome := taken.outcome_of(insert)) is not None:
+                self._created[insert] = outcome
         self._inserts = [insert for insert in self._inserts if insert not in self._created]
 
 
 # -- one transaction ------------------------------------------------------------------------------------------------
 
 
-async def _write(connection: Connection, inserts: Sequence[Insert], updates: Sequence[Update]) -> list[int]:
+async def _write(
+    connection: Connection, inserts: Sequence[PostgresWrite], updates: Sequence[PostgresWrite]
+) -> list[int]:
     """Return the number of each run, new ones first, and 0 where nothing was written."""
     if sum(write.size for write in chain(inserts, updates)) > SLICE_BYTES:
         async with connection.transaction():
@@ -115,7 +114,9 @@ async def _write(connection: Connection, inserts: Sequence[Insert], updates: Seq
     return numbers
 
 
-async def _write_in_slices(connection: Connection, inserts: Sequence[Insert], updates: Sequence[Update]) -> list[int]:
+async def _write_in_slices(
+    connection: Connection, inserts: Sequence[PostgresWrite], updates: Sequence[PostgresWrite]
+) -> list[int]:
     numbers: list[int] = []
     for some in slices(inserts, lambda insert: _size_of(insert.head), SLICE_BYTES):
         numbers += await connection.fetchval(QUERIES["write_heads"], _placed_heads(some, 1), [])
@@ -130,15 +131,15 @@ async def _write_in_slices(connection: Connection, inserts: Sequence[Insert], up
     return numbers
 
 
-def _placed_heads(writes: Iterable[Write], first: int) -> list[Row]:
+def _placed_heads(writes: Iterable[PostgresWrite], first: int) -> list[Row]:
     return [(place, *write.head) for place, write in enumerate(writes, first)]
 
 
-def _placed_tasks(writes: Iterable[Write], first: int) -> list[Row]:
+def _placed_tasks(writes: Iterable[PostgresWrite], first: int) -> list[Row]:
     return [(place, *row) for place, write in enumerate(writes, first) for row in write.tasks]
 
 
-def _placed_history(writes: Iterable[Write]) -> list[Row]:
+def _placed_history(writes: Iterable[PostgresWrite]) -> list[Row]:
     return [(place, *row) for place, write in enumerate(writes, 1) for row in write.history]
 
 

@@ -18,13 +18,12 @@ from oraculo.core.run import Changes, RunHead, RunStatus, Task
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.browse import Page, RunQuery
 from oraculo.ports.store import Committed, Creation, Due, Snapshot, Unsent
-from oraculo.stores.copies import unchanged_among
 from oraculo.stores.cursor import make_cursor, read_cursor
 from oraculo.stores.postgres.address import Address, Connection, version_of
 from oraculo.stores.postgres.commits import PostgresJob, queue_to
 from oraculo.stores.postgres.connections import QUERIES, Lane
 from oraculo.stores.postgres.faults import translated
-from oraculo.stores.postgres.rows import BETWEEN, Insert, Update, entry_of, head_of, searched, snapshots_of, task_of
+from oraculo.stores.postgres.rows import BETWEEN, PostgresWrite, searched, snapshots_of
 from oraculo.stores.postgres.schema import (
     has_tables,
     migrate,
@@ -32,8 +31,8 @@ from oraculo.stores.postgres.schema import (
     statements_of_an_empty_database,
     try_to_migrate,
 )
+from oraculo.stores.records import census_of, entry_of, head_of, task_of, unchanged_among
 from oraculo.stores.sql.listing import one_list_a_status
-from oraculo.stores.stored_words import census_of
 
 PRUNED_TASKS = 5_000  # about so many in one transaction; commits go on in between
 UPKEEP = 360  # times the limit of a call, for work on whole tables
@@ -112,7 +111,7 @@ class PostgresStore:
     async def commit(self, creations: Sequence[Creation], changes: Sequence[Changes]) -> Committed:
         self._lane(self._writer)
         with translated(self._address.place):  # rows are built before the first await, because the run may change later
-            job = PostgresJob([Insert(creation) for creation in creations], [Update(change) for change in changes])
+            job = PostgresJob(PostgresWrite, creations, changes)
         return await self._commits.commit(job)
 
     # -- reads of the engine ------------------------------------------------------------------------------------

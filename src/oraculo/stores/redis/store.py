@@ -25,21 +25,19 @@ from oraculo.core.run import Changes, RunHead, RunStatus, Task
 from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
 from oraculo.ports.browse import Page, RunQuery
 from oraculo.ports.store import Committed, Created, Creation, CreationOutcome, Due, Snapshot, Unsent
-from oraculo.stores.copies import unchanged_among
+from oraculo.stores.records import unchanged_among
 from oraculo.stores.redis.layout import DEFAULT_NAMESPACE, SLOT, Layout, broker_of, member, run_and_task, slot_name
 from oraculo.stores.redis.listing import list_runs
 from oraculo.stores.redis.server import Server
 from oraculo.stores.redis.trusted_copies import TrustedCopies
 from oraculo.stores.redis.values import (
-    Write,
+    RedisWrite,
     attempt_of,
     entries_of,
     head_of,
-    insert,
     key_field,
     snapshot_of,
     task_of,
-    update,
 )
 
 PORT = 6379
@@ -125,8 +123,8 @@ class RedisStore:
     async def commit(self, creations: Sequence[Creation], changes: Sequence[Changes]) -> Committed:
         server, scripts = self._opened(), self._layout.scripts
         with server.translating():  # before the first await, because the run may change later
-            inserts = [insert(creation, scripts["create"]) for creation in creations]
-            updates = [update(each, scripts["change"]) for each in changes]
+            inserts = [RedisWrite(scripts["create"], creation.changes, creation) for creation in creations]
+            updates = [RedisWrite(scripts["change"], change) for change in changes]
         if not inserts and not updates:
             return Committed((), frozenset())
         writing = asyncio.create_task(self._write(inserts, updates))
@@ -139,7 +137,7 @@ class RedisStore:
         if not writing.cancelled():
             writing.exception()  # mark as retrieved: those who wait raise it
 
-    async def _write(self, inserts: list[Write], updates: list[Write]) -> Committed:
+    async def _write(self, inserts: list[RedisWrite], updates: list[RedisWrite]) -> Committed:
         created: list[Created] = []
         conflicts: set[str] = set()
         errors: list[StoreError] = []
@@ -159,7 +157,7 @@ class RedisStore:
             raise error
         return Committed(created, frozenset(conflicts))
 
-    def _trusted(self, writes: Sequence[Write], connection: int, conflicts: set[str]) -> Iterator[Write]:
+    def _trusted(self, writes: Sequence[RedisWrite], connection: int, conflicts: set[str]) -> Iterator[RedisWrite]:
         for write in writes:
             if write.is_insert or self._copies.holds(write.changes.run.head, connection):
                 yield write
@@ -196,7 +194,7 @@ class RedisStore:
 
     async def task(self, run_id: str, number: int) -> Task | None:
         found = (await self._of_each([run_id], "HGET", str(number)))[run_id]
-        return None if found is None else task_of(number, found)
+        return None if found is None else task_of(found)
 
     async def unchanged(self, copies: Sequence[RunHead]) -> frozenset[str]:
         connection = await self._opened().connected()
@@ -360,14 +358,14 @@ class RedisStore:
         return await server.ask("HGET", self._layout.key("facts"), encoded) is not None
 
 
-def _conclude_insert(write: Write, reply: list[bytes]) -> Created:
+def _conclude_insert(write: RedisWrite, reply: list[bytes]) -> Created:
     created = Created(CreationOutcome(reply[0].decode()), reply[1].decode())
     if created.outcome is CreationOutcome.CREATED:
         write.note_version()
     return created
 
 
-def _conclude_update(write: Write, is_written: int, conflicts: set[str]) -> None:
+def _conclude_update(write: RedisWrite, is_written: int, conflicts: set[str]) -> None:
     if is_written:
         write.note_version()
     else:

@@ -6,8 +6,11 @@ from importlib.resources.abc import Traversable
 
 from oraculo.errors import StoreError
 from oraculo.stores.migrations import Migration
+from oraculo.stores.records import ENTRY, HEAD, TASK
 
 _NAME = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
+_COLUMNS = re.compile(r"/\* (\w+\.)?(head|task|entry) \*/")
+_RECORDS = {"head": HEAD, "task": TASK, "entry": ENTRY}
 _MIGRATION = re.compile(r"(\d{4})_(\w+)\.sql")
 
 
@@ -27,7 +30,12 @@ def parse_queries(text: str) -> dict[str, str]:
 
 def _without_comments(body: str) -> str:
     lines = (line for line in body.splitlines() if not line.lstrip().startswith("--"))
-    return "\n".join(lines).strip().removesuffix(";")
+    return _COLUMNS.sub(_columns, "\n".join(lines)).strip().removesuffix(";")
+
+
+def _columns(place: re.Match[str]) -> str:
+    """Return the columns of a record, each after the table's name if one is given: `/* run.head */`."""
+    return ", ".join(f"{place[1] or ''}{column}" for column in _RECORDS[place[2]])
 
 
 def migrations(dialect: str) -> list[Migration[str]]:

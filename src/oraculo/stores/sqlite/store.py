@@ -19,16 +19,15 @@ from oraculo.core.run import Changes, RunHead, RunStatus, Task
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.browse import Page, RunQuery
 from oraculo.ports.store import Committed, Creation, Due, Snapshot, Unsent
-from oraculo.stores.copies import unchanged_among
 from oraculo.stores.cursor import make_cursor, read_cursor
+from oraculo.stores.records import census_of, entry_of, head_of, task_of, unchanged_among
 from oraculo.stores.sql.listing import one_list_a_status
 from oraculo.stores.sqlite.connection_threads import Lane, Writer
 from oraculo.stores.sqlite.connections import MEMORY, Translated, is_for_want_of_room, make_parent
 from oraculo.stores.sqlite.file_lock import FileLock
 from oraculo.stores.sqlite.open_files import OpenFiles
-from oraculo.stores.sqlite.rows import Insert, Update, entry_of, head_of, task_of
+from oraculo.stores.sqlite.rows import SqliteWrite
 from oraculo.stores.sqlite.transaction import QUERIES, SqliteJob, as_json, prune, write_all
-from oraculo.stores.stored_words import census_of
 
 PRUNED_TASKS = 5_000  # about so many in one transaction; commits go on in between
 
@@ -148,7 +147,7 @@ class SqliteStore:
     async def commit(self, creations: Sequence[Creation], changes: Sequence[Changes]) -> Committed:
         writer = self._writer
         with Translated(self._path):  # rows are built before the first await, because the run may change later
-            job = SqliteJob([Insert(creation) for creation in creations], [Update(change) for change in changes])
+            job = SqliteJob(SqliteWrite, creations, changes)
         return await writer.commit(job)
 
     # -- reads of the engine ------------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ import msgspec
 
 from oraculo.errors import StoreError
 from oraculo.ports.store import Committed, Created, CreationOutcome
-from oraculo.stores.commit_queue import Job, created_before
+from oraculo.stores.commit_queue import Job, Taken
 from oraculo.stores.sql import named_queries
 from oraculo.stores.sqlite.bulk import Bulk, Lookup
 from oraculo.stores.sqlite.connections import FOREIGN, Transaction, ours, primary_code
-from oraculo.stores.sqlite.rows import Insert, Update
+from oraculo.stores.sqlite.rows import SqliteWrite
 
 QUERIES = named_queries("sqlite")
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
@@ -29,10 +29,7 @@ def as_json(values: Iterable[Any]) -> str:
     return msgspec.json.encode(list(values)).decode()
 
 
-class SqliteJob(Job[Insert, Update]):
-    """A commit of this store."""
-
-    __slots__ = ()
+SqliteJob = Job[SqliteWrite]
 
 
 # -- writing, in the writer's thread --------------------------------------------------------------------------------
@@ -65,66 +62,43 @@ def _write_together(connection: sqlite3.Connection, group: Sequence[SqliteJob]) 
     return outcomes
 
 
-class _Stored:
-    """The state of a run in the file, or by the end of the transaction."""
-
-    __slots__ = ("fingerprint", "n", "run_id", "version")
-
-    def __init__(self, run_id: str, n: int, version: int, fingerprint: str) -> None:
-        self.run_id = run_id
-        self.n = n
-        self.version = version
-        self.fingerprint = fingerprint
-
-
 class _Ledger:
     """The decisions on what may be written, given what is stored and what this group wrote before."""
 
     def __init__(self, connection: sqlite3.Connection, group: Sequence[SqliteJob]) -> None:
         inserts = [insert for job in group for insert in job.inserts]
-        updates = (update for job in group for update in job.updates)
+        updates = [update for job in group for update in job.updates]
         self._connection = connection
-        self._by_id = self._stored_runs({write.run_id for write in chain(inserts, updates)})
-        self._by_key = self._used_keys({insert.key for insert in inserts if insert.key is not None})
+        stored = _STORED_RUNS.rows(connection, {write.run_id for write in chain(inserts, updates)})
+        used = _USED_KEYS.rows(connection, {insert.key for insert in inserts if insert.key is not None})
+        self._numbers = {run_id: (n, version) for run_id, n, version, _, _ in stored}
+        self._taken = Taken((run_id, key, fingerprint) for run_id, _, _, key, fingerprint in chain(stored, used))
         self._next_number = self._take_numbers(len(inserts)) if inserts else 0
-        self._inserts: list[Insert] = []
-        self._updates: list[Update] = []
-
-    def _stored_runs(self, ids: set[str]) -> dict[str, _Stored]:
-        return {row[0]: _Stored(*row) for row in _STORED_RUNS.rows(self._connection, ids)}
-
-    def _used_keys(self, keys: set[str]) -> dict[str, _Stored]:
-        rows = _USED_KEYS.rows(self._connection, keys)
-        return {key: _Stored(run_id, 0, 0, fingerprint) for key, run_id, fingerprint in rows}
+        self._inserts: list[SqliteWrite] = []
+        self._updates: list[SqliteWrite] = []
 
     def _take_numbers(self, count: int) -> int:
         [(last,)] = self._connection.execute(QUERIES["take_numbers"], {"count": count}).fetchall()
         return int(last) - count + 1
 
     def enter(self, job: SqliteJob) -> Committed:
-        created = [self._enter_insert(insert) for insert in job.inserts]
+        created = [self._taken.outcome_of(insert) or self._enter_insert(insert) for insert in job.inserts]
         return Committed(created, frozenset(u.run_id for u in job.updates if not self._enter_update(u)))
 
-    def _enter_insert(self, insert: Insert) -> Created:
-        if insert.key is not None and (stored := self._by_key.get(insert.key)):
-            return created_before(insert, stored.run_id, stored.fingerprint, CreationOutcome.KEY_REUSED)
-        if stored := self._by_id.get(insert.run_id):
-            return created_before(insert, stored.run_id, stored.fingerprint, CreationOutcome.ID_IN_USE)
-        stored = _Stored(insert.run_id, self._next_number, insert.version, insert.fingerprint)
+    def _enter_insert(self, insert: SqliteWrite) -> Created:
+        self._taken.add(insert.run_id, insert.key, insert.fingerprint)
+        self._numbers[insert.run_id] = self._next_number, insert.version
+        insert.belong_to(self._next_number, is_new=True)
         self._next_number += 1
-        self._by_id[insert.run_id] = stored
-        if insert.key is not None:
-            self._by_key[insert.key] = stored
-        insert.belong_to(stored.n)
         self._inserts.append(insert)
         return Created(CreationOutcome.CREATED, insert.run_id)
 
-    def _enter_update(self, update: Update) -> bool:
-        stored = self._by_id.get(update.run_id)
-        if stored is None or stored.version != update.version - 1:
+    def _enter_update(self, update: SqliteWrite) -> bool:
+        n, version = self._numbers.get(update.run_id, (0, -1))
+        if version != update.version - 1:
             return False
-        stored.version = update.version
-        update.belong_to(stored.n)
+        self._numbers[update.run_id] = n, update.version
+        update.belong_to(n)
         self._updates.append(update)
         return True
 
@@ -133,8 +107,7 @@ class _Ledger:
         _INSERT_RUNS.run(self._connection, [insert.head for insert in inserts])
         _INSERT_INPUTS.run(self._connection, [insert.inputs for insert in inserts])
         if len(updates) == 1:
-            n, *changing = updates[0].head
-            self._connection.execute(QUERIES["update_head"], [*changing, n])
+            self._connection.execute(QUERIES["update_head"], updates[0].head)
         else:
             for part in _without_repeats(updates):
                 _UPDATE_HEADS.run(self._connection, [update.head for update in part])
@@ -142,9 +115,9 @@ class _Ledger:
         _INSERT_HISTORY.run(self._connection, [row for write in chain(inserts, updates) for row in write.history])
 
 
-def _without_repeats(updates: list[Update]) -> Iterator[list[Update]]:
+def _without_repeats(updates: list[SqliteWrite]) -> Iterator[list[SqliteWrite]]:
     """Yield parts in which each run occurs once: UPDATE … FROM picks any of several rows for one run."""
-    part: dict[str, Update] = {}
+    part: dict[str, SqliteWrite] = {}
     for update in updates:
         if update.run_id in part:
             yield list(part.values())

@@ -1,4 +1,5 @@
 -- The statements of stores/postgres/. What a commit writes is in the functions of migrations/0002_commit.sql.
+-- `/* head */`, `/* task */` and `/* entry */` are the columns of a record: see records.py.
 
 -- -- opening --------------------------------------------------------------------------------------------------------
 
@@ -113,15 +114,7 @@ SELECT id FROM oraculo_runs WHERE idempotency_key = $1 AND fingerprint = $2;
 
 -- One statement, so that a run and its tasks fit together. The run is in the row of its first task.
 -- name: load
-SELECT
-    tasks.n, run.definition, run.payload,
-    run.id, run.name, run.definition_hash, run.created_at, run.deadline, run.timeout, run.total, run.version,
-    run.status, run.priority, run.traceparent, run.ended_at, run.due_at, run.edition, run.cancelled,
-    run.entries, run.late, run.duplicates, run.succeeded, run.failed, run.timed_out, run.skipped,
-    run.task_cancelled, run.deliveries,
-    tasks.number, tasks.status, tasks.attempt, tasks.last_attempt, tasks.unsent, tasks.due_at, tasks.deadline,
-    tasks.result, tasks.cause, tasks.reason, tasks.mark, tasks.percent, tasks.note, tasks.sent_at, tasks.ended_at,
-    tasks.dead_letter, tasks.via
+SELECT tasks.n, run.definition, run.payload, /* run.head */, /* tasks.task */
 FROM oraculo_runs AS runs
 JOIN oraculo_tasks AS tasks ON tasks.n = runs.n
 LEFT JOIN LATERAL (
@@ -130,19 +123,12 @@ LEFT JOIN LATERAL (
 WHERE runs.id = ANY ($1::text[]);
 
 -- name: load_task
-SELECT
-    tasks.number, tasks.status, tasks.attempt, tasks.last_attempt, tasks.unsent, tasks.due_at, tasks.deadline,
-    tasks.result, tasks.cause, tasks.reason, tasks.mark, tasks.percent, tasks.note, tasks.sent_at, tasks.ended_at,
-    tasks.dead_letter, tasks.via
-FROM oraculo_runs AS runs
-JOIN oraculo_tasks AS tasks ON tasks.n = runs.n
-WHERE runs.id = $1 AND tasks.number = $2;
+SELECT /* task */
+FROM oraculo_tasks
+WHERE n = (SELECT n FROM oraculo_runs WHERE id = $1) AND number = $2;
 
 -- name: load_heads
-SELECT
-    id, name, definition_hash, created_at, deadline, timeout, total, version, status, priority, traceparent,
-    ended_at, due_at, edition, cancelled, entries, late, duplicates,
-    succeeded, failed, timed_out, skipped, task_cancelled, deliveries
+SELECT /* head */
 FROM oraculo_runs
 WHERE id = ANY ($1::text[]);
 
@@ -258,11 +244,7 @@ SELECT 1 FROM oraculo_facts WHERE fact = $1;
 -- -- reads for people -----------------------------------------------------------------------------------------------
 
 -- name: list_runs
-SELECT
-    n,
-    id, name, definition_hash, created_at, deadline, timeout, total, version, status, priority, traceparent,
-    ended_at, due_at, edition, cancelled, entries, late, duplicates,
-    succeeded, failed, timed_out, skipped, task_cancelled, deliveries
+SELECT n, /* head */
 FROM oraculo_runs
 WHERE n < $1 /* filters */
 ORDER BY n DESC
@@ -285,7 +267,7 @@ AND created_at >= $?
 AND created_at < $?
 
 -- name: history
-SELECT seq, at, what, task, attempt, detail
+SELECT /* entry */
 FROM oraculo_history
 WHERE n = (SELECT n FROM oraculo_runs WHERE id = $1) AND seq > $2
 ORDER BY seq

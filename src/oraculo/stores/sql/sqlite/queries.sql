@@ -1,13 +1,13 @@
 -- The statements of stores/sqlite. `VALUES /* rows */` stands for rows to write, and `/* values */` for values to look
--- up: see sqlite/bulk.py.
+-- up: see sqlite/bulk.py. `/* head */`, `/* task */` and `/* entry */` are the columns of a record: see records.py.
 
 -- name: stored_runs
-SELECT id, n, version, fingerprint
+SELECT id, n, version, idempotency_key, fingerprint
 FROM runs
 WHERE id IN (/* values */);
 
 -- name: used_keys
-SELECT idempotency_key, id, fingerprint
+SELECT id, n, version, idempotency_key, fingerprint
 FROM runs
 WHERE idempotency_key IN (/* values */);
 
@@ -15,63 +15,57 @@ WHERE idempotency_key IN (/* values */);
 UPDATE sequence SET last = last + :count RETURNING last;
 
 -- name: insert_runs
-INSERT INTO runs (
-    n, id, name, definition_hash, created_at, timeout, total, priority, traceparent, fingerprint, idempotency_key,
-    status, ended_at, due_at, version, deadline, edition, cancelled, entries, late, duplicates,
-    succeeded, failed, timed_out, skipped, task_cancelled, deliveries
-)
+INSERT INTO runs (n, /* head */, fingerprint, idempotency_key)
 VALUES /* rows */;
 
 -- name: insert_inputs
 INSERT INTO inputs (n, definition, payload)
 VALUES /* rows */;
 
+-- Both get whole heads, as `insert_runs` does, and write what can change.
 -- name: update_head
 UPDATE runs SET
-    status = ?,
-    ended_at = ?,
-    due_at = ?,
-    version = ?,
-    deadline = ?,
-    edition = ?,
-    cancelled = ?,
-    entries = ?,
-    late = ?,
-    duplicates = ?,
-    succeeded = ?,
-    failed = ?,
-    timed_out = ?,
-    skipped = ?,
-    task_cancelled = ?,
-    deliveries = ?
-WHERE n = ?;
+    deadline = ?6,
+    version = ?9,
+    status = ?10,
+    ended_at = ?13,
+    due_at = ?14,
+    edition = ?15,
+    cancelled = ?16,
+    entries = ?17,
+    late = ?18,
+    duplicates = ?19,
+    succeeded = ?20,
+    failed = ?21,
+    timed_out = ?22,
+    skipped = ?23,
+    task_cancelled = ?24,
+    deliveries = ?25
+WHERE n = ?1;
 
 -- name: update_heads
 UPDATE runs SET
-    status = new.column2,
-    ended_at = new.column3,
-    due_at = new.column4,
-    version = new.column5,
     deadline = new.column6,
-    edition = new.column7,
-    cancelled = new.column8,
-    entries = new.column9,
-    late = new.column10,
-    duplicates = new.column11,
-    succeeded = new.column12,
-    failed = new.column13,
-    timed_out = new.column14,
-    skipped = new.column15,
-    task_cancelled = new.column16,
-    deliveries = new.column17
+    version = new.column9,
+    status = new.column10,
+    ended_at = new.column13,
+    due_at = new.column14,
+    edition = new.column15,
+    cancelled = new.column16,
+    entries = new.column17,
+    late = new.column18,
+    duplicates = new.column19,
+    succeeded = new.column20,
+    failed = new.column21,
+    timed_out = new.column22,
+    skipped = new.column23,
+    task_cancelled = new.column24,
+    deliveries = new.column25
 FROM (VALUES /* rows */) AS new
 WHERE runs.n = new.column1;
 
 -- name: write_tasks
-INSERT INTO tasks (
-    n, number, step, status, attempt, last_attempt, unsent, due_at, deadline, result, cause, reason, mark,
-    percent, note, sent_at, ended_at, dead_letter, via
-)
+INSERT INTO tasks (n, /* task */, step)
 VALUES /* rows */
 ON CONFLICT (n, number) DO UPDATE SET
     status = excluded.status,
@@ -92,45 +86,33 @@ ON CONFLICT (n, number) DO UPDATE SET
     via = excluded.via;
 
 -- name: insert_history
-INSERT INTO history (n, seq, at, what, task, attempt, detail)
+INSERT INTO history (n, /* entry */)
 VALUES /* rows */;
 
 -- name: created_with
 SELECT id FROM runs WHERE idempotency_key = :key AND fingerprint = :fingerprint;
 
 -- name: load_runs
-SELECT
-    runs.n, definition, payload,
-    id, name, definition_hash, created_at, deadline, timeout, total, version, status, priority, traceparent,
-    ended_at, due_at, edition, cancelled, entries, late, duplicates,
-    succeeded, failed, timed_out, skipped, task_cancelled, deliveries
+SELECT runs.n, definition, payload, /* head */
 FROM runs
 JOIN inputs ON inputs.n = runs.n
 WHERE id IN (SELECT value FROM json_each(:ids));
 
 -- name: load_heads
-SELECT
-    id, name, definition_hash, created_at, deadline, timeout, total, version, status, priority, traceparent,
-    ended_at, due_at, edition, cancelled, entries, late, duplicates,
-    succeeded, failed, timed_out, skipped, task_cancelled, deliveries
+SELECT /* head */
 FROM runs
 WHERE id IN (SELECT value FROM json_each(:ids));
 
 -- name: load_tasks
-SELECT
-    n, number, status, attempt, last_attempt, unsent, due_at, deadline, result, cause, reason, mark,
-    percent, note, sent_at, ended_at, dead_letter, via
+SELECT n, /* task */
 FROM tasks
 WHERE n IN (SELECT value FROM json_each(:numbers))
 ORDER BY n, number;
 
 -- name: load_task
-SELECT
-    number, tasks.status, attempt, last_attempt, unsent, tasks.due_at, tasks.deadline, result, cause, reason, mark,
-    percent, note, sent_at, tasks.ended_at, dead_letter, via
+SELECT /* task */
 FROM tasks
-JOIN runs ON runs.n = tasks.n
-WHERE runs.id = :id AND number = :number;
+WHERE n = (SELECT n FROM runs WHERE id = :id) AND number = :number;
 
 -- name: due
 SELECT due_at, n, NULL AS number, id FROM runs WHERE due_at <= :now
@@ -188,11 +170,7 @@ UPDATE tasks SET unsent = 1
 WHERE dead_letter = 1 AND unsent = 0;
 
 -- name: list_runs
-SELECT
-    n,
-    id, name, definition_hash, created_at, deadline, timeout, total, version, status, priority, traceparent,
-    ended_at, due_at, edition, cancelled, entries, late, duplicates,
-    succeeded, failed, timed_out, skipped, task_cancelled, deliveries
+SELECT n, /* head */
 FROM runs
 WHERE n < :before /* filters */
 ORDER BY n DESC
@@ -227,7 +205,7 @@ AND (
 )
 
 -- name: history
-SELECT seq, at, what, task, attempt, detail
+SELECT /* entry */
 FROM history
 WHERE n = (SELECT n FROM runs WHERE id = :id) AND seq > :after
 ORDER BY seq

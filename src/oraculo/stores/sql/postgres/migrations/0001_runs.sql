@@ -113,3 +113,10 @@ CREATE TABLE oraculo_engines (
     name text COLLATE "C" PRIMARY KEY,
     seen_at double precision NOT NULL
 );
+
+-- The name of this installation, for what it shares with others.
+CREATE TABLE oraculo_installation (id text NOT NULL);
+INSERT INTO oraculo_installation (id) VALUES (md5(random()::text || clock_timestamp()::text));
+
+-- What this installation remembers of things outside of this database.
+CREATE TABLE oraculo_facts (fact text PRIMARY KEY);

@@ -3,64 +3,43 @@
 -- The types are what a program sends. They are not the rows of the tables, so that a program that was started before a
 -- later migration adds a column still sends what its functions take.
 
-CREATE TYPE oraculo_new_run AS (
+-- A run: its head as in records.py, and behind it what only a new run has.
+CREATE TYPE oraculo_run_record AS (
     place integer, -- of the run in this commit, from 1
     id text,
     name text,
-    search text,
     definition_hash text,
     created_at double precision,
+    deadline double precision,
     timeout double precision,
     total bigint,
+    version bigint, -- the new one: it is written over the one before it, and over no other
+    status text,
     priority integer,
     traceparent text,
+    ended_at double precision,
+    due_at double precision,
+    edition integer,
+    cancelled boolean,
+    entries bigint,
+    late bigint,
+    duplicates bigint,
+    succeeded bigint,
+    failed bigint,
+    timed_out bigint,
+    skipped bigint,
+    task_cancelled bigint,
+    deliveries json,
+    search text,
     fingerprint text,
     idempotency_key text,
     definition bytea,
-    payload bytea,
-    status text,
-    ended_at double precision,
-    due_at double precision,
-    version bigint,
-    deadline double precision,
-    edition integer,
-    cancelled boolean,
-    entries bigint,
-    late bigint,
-    duplicates bigint,
-    succeeded bigint,
-    failed bigint,
-    timed_out bigint,
-    skipped bigint,
-    task_cancelled bigint,
-    deliveries json
+    payload bytea
 );
 
-CREATE TYPE oraculo_new_head AS (
-    place integer,
-    id text,
-    status text,
-    ended_at double precision,
-    due_at double precision,
-    version bigint, -- the new one: it is written over the one before it, and over no other
-    deadline double precision,
-    edition integer,
-    cancelled boolean,
-    entries bigint,
-    late bigint,
-    duplicates bigint,
-    succeeded bigint,
-    failed bigint,
-    timed_out bigint,
-    skipped bigint,
-    task_cancelled bigint,
-    deliveries json
-);
-
-CREATE TYPE oraculo_new_task AS (
+CREATE TYPE oraculo_task_record AS (
     place integer,
     number integer,
-    step text,
     status text,
     attempt integer,
     last_attempt integer,
@@ -76,10 +55,11 @@ CREATE TYPE oraculo_new_task AS (
     sent_at double precision,
     ended_at double precision,
     dead_letter boolean,
-    via text
+    via text,
+    step text
 );
 
-CREATE TYPE oraculo_new_entry AS (
+CREATE TYPE oraculo_entry_record AS (
     place integer,
     seq bigint,
     at double precision,
@@ -93,7 +73,7 @@ CREATE TYPE oraculo_new_entry AS (
 -- in use, or a change found another version than the one it was decided on.
 --
 -- Heads come sorted by id and are found one after the other, so that two commits lock shared runs in one order.
-CREATE FUNCTION oraculo_write_heads(births oraculo_new_run[], heads oraculo_new_head[])
+CREATE FUNCTION oraculo_write_heads(creations oraculo_run_record[], heads oraculo_run_record[])
 RETURNS bigint[]
 LANGUAGE plpgsql
 -- A plan that was made while the tables were small must do when they are large.
@@ -104,11 +84,11 @@ SET enable_mergejoin = off
 AS $$
 DECLARE
     numbers bigint[];
-    born bigint;
-    moved record;
+    created bigint;
+    written record;
 BEGIN
-    numbers := ARRAY(SELECT nextval('oraculo_runs_n_seq') FROM unnest(births));
-    IF cardinality(births) > 0 THEN
+    numbers := ARRAY(SELECT nextval('oraculo_runs_n_seq') FROM unnest(creations));
+    IF cardinality(creations) > 0 THEN
         INSERT INTO oraculo_runs (
             n, id, name, search, definition_hash, created_at, timeout, total, priority, traceparent, fingerprint,
             idempotency_key, status, ended_at, due_at, version, deadline, edition, cancelled, entries, late, duplicates,
@@ -118,11 +98,11 @@ BEGIN
             numbers[place], id, name, search, definition_hash, created_at, timeout, total, priority, traceparent,
             fingerprint, idempotency_key, status, ended_at, due_at, version, deadline, edition, cancelled, entries,
             late, duplicates, succeeded, failed, timed_out, skipped, task_cancelled, deliveries
-        FROM unnest(births)
+        FROM unnest(creations)
         ON CONFLICT DO NOTHING;
 
-        GET DIAGNOSTICS born = ROW_COUNT;
-        IF born < cardinality(births) THEN
+        GET DIAGNOSTICS created = ROW_COUNT;
+        IF created < cardinality(creations) THEN
             numbers := ARRAY(
                 SELECT CASE WHEN EXISTS (SELECT FROM oraculo_runs WHERE n = number) THEN number ELSE 0 END
                 FROM unnest(numbers) WITH ORDINALITY AS taken (number, place)
@@ -132,13 +112,13 @@ BEGIN
 
         INSERT INTO oraculo_inputs (n, definition, payload)
         SELECT numbers[place], definition, payload
-        FROM unnest(births)
+        FROM unnest(creations)
         WHERE numbers[place] > 0;
     END IF;
 
     IF cardinality(heads) > 0 THEN
         numbers := numbers || array_fill(0::bigint, ARRAY[cardinality(heads)]);
-        FOR moved IN
+        FOR written IN
             UPDATE oraculo_runs AS old SET
                 status = new.status,
                 ended_at = new.ended_at,
@@ -160,7 +140,7 @@ BEGIN
             WHERE old.id = new.id AND old.version = new.version - 1
             RETURNING old.n, new.place
         LOOP
-            numbers[moved.place] := moved.n;
+            numbers[written.place] := written.n;
         END LOOP;
     END IF;
     RETURN numbers;
@@ -169,7 +149,7 @@ $$;
 
 -- Writes the tasks and the history of the runs whose number is not 0, and returns the numbers.
 CREATE FUNCTION oraculo_write_rows(
-    numbers bigint[], born oraculo_new_task[], changed oraculo_new_task[], told oraculo_new_entry[]
+    numbers bigint[], created oraculo_task_record[], changed oraculo_task_record[], entries oraculo_entry_record[]
 )
 RETURNS bigint[]
 LANGUAGE plpgsql
@@ -179,15 +159,15 @@ SET enable_hashjoin = off
 SET enable_mergejoin = off
 AS $$
 BEGIN
-    IF cardinality(born) > 0 THEN
+    IF cardinality(created) > 0 THEN
         INSERT INTO oraculo_tasks (
-            n, number, step, status, attempt, last_attempt, unsent, due_at, deadline, result, cause, reason, mark,
-            percent, note, sent_at, ended_at, dead_letter, via
+            n, number, status, attempt, last_attempt, unsent, due_at, deadline, result, cause, reason, mark,
+            percent, note, sent_at, ended_at, dead_letter, via, step
         )
         SELECT
-            numbers[place], number, step, status, attempt, last_attempt, unsent, due_at, deadline, result, cause,
-            reason, mark, percent, note, sent_at, ended_at, dead_letter, via
-        FROM unnest(born)
+            numbers[place], number, status, attempt, last_attempt, unsent, due_at, deadline, result, cause,
+            reason, mark, percent, note, sent_at, ended_at, dead_letter, via, step
+        FROM unnest(created)
         WHERE numbers[place] > 0;
     END IF;
 
@@ -215,7 +195,7 @@ BEGIN
 
     INSERT INTO oraculo_history (n, seq, at, what, task, attempt, detail)
     SELECT numbers[place], seq, at, what, task, attempt, detail
-    FROM unnest(told)
+    FROM unnest(entries)
     WHERE numbers[place] > 0;
     RETURN numbers;
 END

@@ -1,7 +1,8 @@
 -- `n` is a run's number in the order of creation: short to repeat in every row of its tasks and history, and the order
 -- in which runs are listed. It is taken from `sequence` and never used twice, so that a cursor stays true.
-CREATE TABLE sequence (last INTEGER NOT NULL);
-INSERT INTO sequence (last) VALUES (0);
+-- `pipelines` is another number whenever a pipeline is put or deleted.
+CREATE TABLE sequence (last INTEGER NOT NULL, pipelines INTEGER NOT NULL);
+INSERT INTO sequence (last, pipelines) VALUES (0, 0);
 
 CREATE TABLE runs (
     n INTEGER PRIMARY KEY,
@@ -9,18 +10,15 @@ CREATE TABLE runs (
     name TEXT NOT NULL,
     definition_hash TEXT NOT NULL,
     created_at REAL NOT NULL,
+    deadline REAL NOT NULL,
     timeout REAL NOT NULL,
     total INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    status TEXT NOT NULL,
     priority INTEGER NOT NULL,
     traceparent TEXT,
-    fingerprint TEXT NOT NULL,
-    idempotency_key TEXT,
-    -- From here on, what changes.
-    status TEXT NOT NULL,
     ended_at REAL,
     due_at REAL,
-    version INTEGER NOT NULL,
-    deadline REAL NOT NULL,
     edition INTEGER NOT NULL,
     cancelled INTEGER NOT NULL,
     entries INTEGER NOT NULL,
@@ -31,7 +29,9 @@ CREATE TABLE runs (
     timed_out INTEGER NOT NULL,
     skipped INTEGER NOT NULL,
     task_cancelled INTEGER NOT NULL,
-    deliveries TEXT NOT NULL -- JSON
+    deliveries TEXT NOT NULL, -- JSON
+    fingerprint TEXT NOT NULL,
+    idempotency_key TEXT
 );
 CREATE UNIQUE INDEX runs_id ON runs (id);
 CREATE UNIQUE INDEX runs_idempotency_key ON runs (idempotency_key) WHERE idempotency_key IS NOT NULL;
@@ -51,7 +51,6 @@ CREATE TABLE inputs (
 CREATE TABLE tasks (
     n INTEGER NOT NULL,
     number INTEGER NOT NULL,
-    step TEXT NOT NULL, -- the step's id, for people who look into the file
     status TEXT NOT NULL,
     attempt INTEGER NOT NULL,
     last_attempt INTEGER NOT NULL,
@@ -67,6 +66,8 @@ CREATE TABLE tasks (
     sent_at REAL,
     ended_at REAL,
     dead_letter INTEGER NOT NULL,
+    via TEXT, -- no index: it is asked for only when a broker is lost, and then of open runs, which `runs_status` finds
+    step TEXT NOT NULL, -- the step's id, for people who look into the file
     PRIMARY KEY (n, number)
 ) WITHOUT ROWID;
 CREATE INDEX tasks_due_at ON tasks (due_at) WHERE due_at IS NOT NULL;
@@ -89,3 +90,16 @@ CREATE TABLE pipelines (
     definition BLOB NOT NULL,
     updated_at REAL NOT NULL
 ) WITHOUT ROWID;
+
+-- The engines that use this file, and when each was last seen.
+CREATE TABLE engines (
+    name TEXT PRIMARY KEY,
+    seen_at REAL NOT NULL
+) WITHOUT ROWID;
+
+-- The name of this installation, for what it shares with others.
+CREATE TABLE installation (id TEXT NOT NULL);
+INSERT INTO installation (id) VALUES (lower(hex(randomblob(16))));
+
+-- What this installation remembers of things outside of this file.
+CREATE TABLE facts (fact TEXT PRIMARY KEY) WITHOUT ROWID;

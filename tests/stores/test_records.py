@@ -13,12 +13,12 @@ from oraculo.core.run import Cause, RunHead, RunStatus, Task, TaskStatus
 from oraculo.errors import StoreError, StoreUnavailable, WrittenByNewer
 from oraculo.pipeline.definition import Definition, decode_definition
 from oraculo.stores.mongo import schema as mongo
+from oraculo.stores.records import CAUSE, RUN_STATUS, TASK_STATUS
 from oraculo.stores.redis import server as redis
 from oraculo.stores.sql import migrations
-from oraculo.stores.stored_words import CAUSE, RUN_STATUS, TASK_STATUS
 
 # Both change together: see WHAT_TO_DO.
-NUMBERS = {"sqlite": 5, "postgres": 4, "redis": 1, "mongo": 1}
+NUMBERS = {"sqlite": 1, "postgres": 2, "redis": 1, "mongo": 1}
 WORDS = {
     "Cause": "answer dependency quorum request run_deadline task_deadline unsendable",
     "Channel": "fila webhook",
