@@ -18,6 +18,7 @@ from oraculo.core.events import Event
 from oraculo.core.machine import Verdict, ending, moves, operators, timeout_reason
 from oraculo.core.machine import answers as machine_answers
 from oraculo.core.run import Cause, Changes, Run, RunHead, RunStatus, Task, TaskStatus
+from oraculo.engine import after_commit
 from oraculo.engine.decide import intake
 from oraculo.engine.send import outbox
 from oraculo.errors import QueueUnavailable
@@ -421,6 +422,26 @@ def an_idempotency_key_is_not_written(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rows.SqliteWrite, "__init__", make)
 
 
+def a_failure_that_comes_again_counts_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(machine_answers, "_is_repeated_failure", lambda task, event: False)
+
+
+def every_run_is_told_to_have_succeeded(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        after_commit,
+        "encode_aggregate",
+        lambda run: msgspec.json.encode({**aggregate.aggregate(run), "status": "concluida"}),
+    )
+
+
+def the_results_are_left_out(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        after_commit,
+        "encode_aggregate",
+        lambda run: msgspec.json.encode({**aggregate.aggregate(run), "resultados": {}}),
+    )
+
+
 BUGS: dict[str, Plant] = {
     plant.__name__: plant
     for plant in (
@@ -469,5 +490,8 @@ BUGS: dict[str, Plant] = {
         the_deadline_of_a_reopened_run_is_not_written,
         the_priority_of_a_run_is_not_written,
         an_idempotency_key_is_not_written,
+        a_failure_that_comes_again_counts_again,
+        every_run_is_told_to_have_succeeded,
+        the_results_are_left_out,
     )
 }

@@ -12,12 +12,10 @@ from oraculo.brokers.failover.broker import FailoverBroker
 from oraculo.brokers.failover.member import Member
 from oraculo.brokers.failover.routing import Routing
 from oraculo.core import machine
-from oraculo.core.aggregate import aggregate
 from oraculo.core.machine import Verdict, ending, moves
 from oraculo.core.machine import answers as machine_answers
 from oraculo.core.run import Changes, Run, Task
 from oraculo.core.transitions import RUN_TRANSITIONS, RunTrigger
-from oraculo.engine import after_commit
 from oraculo.engine.cluster.broker_marks import _BrokerMark
 from oraculo.engine.cluster.broker_watch import BrokerWatch
 from oraculo.engine.consumers import EngineConsumers
@@ -71,10 +69,6 @@ def no_resend(patch: pytest.MonkeyPatch) -> None:
         return
 
     patch.setattr(Sweep, "look", look)
-
-
-def duplicate_counted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(machine_answers, "_is_repeated_failure", lambda task, event: False)
 
 
 def timers_never_ring(patch: pytest.MonkeyPatch) -> None:
@@ -207,18 +201,6 @@ def accepted_before_the_commit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Intake, "_commit", commit)
 
 
-def every_run_is_told_to_have_succeeded(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        after_commit, "encode_aggregate", lambda run: msgspec.json.encode({**aggregate(run), "status": "concluida"})
-    )
-
-
-def the_results_are_left_out(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        after_commit, "encode_aggregate", lambda run: msgspec.json.encode({**aggregate(run), "resultados": {}})
-    )
-
-
 def a_delivery_is_given_up_at_its_first_failure(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Deliveries, "_may_come_through", lambda self, channel, attempt, error: False)
 
@@ -248,7 +230,6 @@ def the_prefetch_is_unbounded(patch: pytest.MonkeyPatch) -> None:
 BUGS: dict[Plant, int] = {
     ack_before_commit: 6,
     no_resend: 4,
-    duplicate_counted: 3,
     timers_never_ring: 2,
     retry_without_a_timer: 3,
     sent_before_its_dependency: 5,
@@ -256,8 +237,6 @@ BUGS: dict[Plant, int] = {
     dropped_without_a_dead_letter: 8,
     conflict_ignored: 6,
     accepted_before_the_commit: 1,
-    every_run_is_told_to_have_succeeded: 7,
-    the_results_are_left_out: 7,
     a_delivery_is_given_up_at_its_first_failure: 7,
     dead_letters_are_noted_as_sent_and_are_not: 8,
 }
@@ -280,8 +259,6 @@ SEEN_AT: dict[Plant, int] = {
     a_loss_that_is_not_told_is_not_noticed: 55,
     the_wrong_broker_is_noted: 15,
     accepted_before_the_commit: 45,
-    every_run_is_told_to_have_succeeded: 6,
-    the_results_are_left_out: 53,
     a_delivery_is_given_up_at_its_first_failure: 10,
     dead_letters_are_noted_as_sent_and_are_not: 57,
 }

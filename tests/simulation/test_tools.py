@@ -68,22 +68,13 @@ def test_a_rehearsal_without_faults_always_succeeds_when_there_is_time() -> None
     assert found.statuses == Counter(concluida=20)
 
 
-def test_what_lost_messages_cost_is_told_apart_from_what_a_deadline_costs() -> None:
+def test_a_deadline_is_judged_by_the_schedules_that_lost_no_message() -> None:
     definition = parse_pipeline({"name": "p", "timeout": 40, "steps": [{"type": "a"}, {"type": "b", "timeout": 30}]})
     found = rehearse(definition, {}, USUAL, Faults(drop=0.1), range(20))
+    assert 0 < found.judged < 20
+    assert found.statuses["timeout"] + found.statuses["erro"] > 0
     assert not found.tight
-    for deadline in found.deadlines:
-        assert deadline.met == deadline.in_vain > 0
-        assert deadline.p95 is not None
-        assert deadline.p95 < 10
-
-
-def test_a_deadline_that_other_steps_needed_longer_than_is_tight_though_messages_were_lost() -> None:
-    steps = [{"type": "slow"}, *({"id": f"s{number}", "type": "quick", "optional": True} for number in range(30))]
-    definition = parse_pipeline({"name": "p", "timeout": 60, "steps": steps})
-    [deadline] = rehearse(definition, {"slow": StandIn(300_000.0, 0.0)}, USUAL, Faults(drop=0.05), range(10)).tight
-    assert deadline.met == 10
-    assert deadline.in_vain < 5
+    assert all(deadline.met == 0 and deadline.p95 is not None for deadline in found.deadlines)
 
 
 @pytest.fixture
@@ -97,15 +88,6 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[SeedOutcome]:
 
     monkeypatch.setattr(rehearsal, "run_seed", noting)
     return seen
-
-
-def test_progress_and_answers_that_come_too_late_are_not_waited_for(outcomes: list[SeedOutcome]) -> None:
-    short = parse_pipeline({"name": "p", "timeout": 2, "steps": [{"type": "a"}]})
-    [deadline] = rehearse(short, {}, StandIn(5000.0, 0.0), Faults(drop=0.4), range(20)).tight
-    without_command = ["a message to a is lost" in " ".join(outcome.story) for outcome in outcomes]
-    assert any("a message to resultados is lost" in " ".join(outcome.story) for outcome in outcomes)
-    assert [bool(outcome.lost) for outcome in outcomes] == without_command
-    assert (deadline.met, deadline.in_vain) == (20, sum(without_command))
 
 
 def test_each_destination_beyond_a_bridge_has_a_stand_in_of_its_own(outcomes: list[SeedOutcome]) -> None:

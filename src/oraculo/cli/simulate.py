@@ -123,7 +123,7 @@ def _document(definition: "Definition", found: "Rehearsal") -> dict[str, Any]:
             {"of": one.of, "seconds": one.seconds, "p95": one.p95 and round(one.p95, 3), "met": one.met}
             for one in found.tight
         ],
-        "met_in_vain": [{"of": one.of, "seconds": one.seconds, "runs": one.in_vain} for one in found.met_in_vain],
+        "judged": found.judged,
         "faults": dict(found.troubles),
     }
 
@@ -140,13 +140,11 @@ def _print(definition: "Definition", found: "Rehearsal") -> None:
     output.print_line(f"longest path: {path}, {found.longest_path_seconds:.1f} s when nothing goes wrong")
     for one in found.tight:
         well = "none ended well" if one.p95 is None else f"95 % of what ended well took at most {one.p95:.1f} s"
-        detail = f"{well}, {one.met} of {found.seeds} ran into it"
+        detail = f"{well}, {one.met} of {found.judged} ran into it"
         output.print_line(f"too tight: the deadline of {one.of}, {one.seconds:g} s ({detail})")
     if not found.tight:
         output.print_line("no deadline is too tight")
-    for one in found.met_in_vain:
-        count = f"{one.in_vain} of {found.seeds} waited until the deadline of {one.of}, {one.seconds:g} s"
-        why = "for a message that was lost; a longer deadline does not help, a shorter one ends them sooner"
-        output.print_line(f"in vain: {count}, {why}")
+    if found.judged < found.seeds:
+        output.print_line(f"deadlines are judged by the {found.judged} schedules that lost no message")
     for seed, how in list(found.violations.items())[:5]:
         output.print_line(f"seed {seed}: {how}")

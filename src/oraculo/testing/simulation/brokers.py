@@ -1,13 +1,15 @@
 """Simulated brokers, and the faulty connection of each process to them."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from enum import Enum, auto
+from functools import partial
+from typing import Any, cast
 
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.errors import BrokerUnavailable, MessageTooLarge, QueueDown, QueueFull
 from oraculo.ports.broker import BrokerStatus, Capabilities, Consumer, Delivery, Outgoing, Receipt, publish_all
-from oraculo.ports.broker_admin import DeadLetter, FullBroker, QueueState
+from oraculo.ports.broker_admin import FullBroker
 from oraculo.ports.clock import Clock
 from oraculo.testing.simulation.hosts import SimulatedHost
 from oraculo.testing.simulation.trouble import Trouble
@@ -112,14 +114,18 @@ class HostBroker:
         self._goes_wrong()
 
     def _goes_wrong(self, for_seconds: float = 0.0) -> None:
-        self._trouble.world.went_wrong(self._host, self.name, for_seconds)
+        self._trouble.world.route_went_wrong(self._host, self.name, for_seconds)
 
     async def start(self) -> None:
         await self._reach()
 
-    async def declare(self, queues: Sequence[str]) -> None:
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        """Return any other call of the broker, which cannot always be reached here."""
+        return partial(self._ask, getattr(self._real, name))
+
+    async def _ask(self, call: Callable[..., Awaitable[Any]], *args: object, **options: object) -> Any:
         await self._reach()
-        await self._real.declare(queues)
+        return await call(*args, **options)
 
     async def _reach(self) -> None:
         self._trouble.step(self._host)
@@ -133,7 +139,10 @@ class HostBroker:
         return [BrokerStatus(self.name, None, self._server.losses - self._losses_before)]
 
     def behind(self) -> Sequence[FullBroker]:
-        return [self]
+        return [self.whole()]
+
+    def whole(self) -> FullBroker:
+        return cast("FullBroker", self)  # with what `__getattr__` finds
 
     async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         trouble = self._trouble
@@ -210,36 +219,6 @@ class HostBroker:
         self._consumers.append(consumer)
         return consumer
 
-    async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
-        await self._reach()
-        return await self._real.queues(names)
-
-    async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
-        await self._reach()
-        return await self._real.dead_letters(queue, limit=limit, after=after)
-
-    async def look_through(
-        self, queue: str, see: Callable[[DeadLetter], None], ids: Collection[str] | None = None
-    ) -> None:
-        await self._reach()
-        await self._real.look_through(queue, see, ids)
-
-    async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
-        await self._reach()
-        return await self._real.redrive(queue, ids)
-
-    async def discard(self, queue: str, ids: Sequence[str]) -> int:
-        await self._reach()
-        return await self._real.discard(queue, ids)
-
-    async def remove(self, queues: Sequence[str]) -> None:
-        await self._reach()
-        await self._real.remove(queues)
-
-    async def remove_unused(self, queues: Sequence[str]) -> Sequence[str]:
-        await self._reach()
-        return await self._real.remove_unused(queues)
-
     async def check(self) -> str:
         await self._reach()
         return "simulated"
@@ -279,7 +258,7 @@ class HostConsumer:
         for delivery in deliveries:
             self._trouble.world.acked(self._host, self._server.name, delivery)
         if self._trouble.happens("lost_ack"):
-            self._trouble.world.went_wrong(self._host, self._server.name, 0.0)
+            self._trouble.world.route_went_wrong(self._host, self._server.name, 0.0)
             raise BrokerUnavailable("the ack was lost in the simulation")
         await self._reach()
         await self._real.ack(deliveries)
@@ -287,13 +266,13 @@ class HostConsumer:
 
     async def retry(self, delivery: Delivery, delay: float, reason: str) -> None:
         self._trouble.step(self._host)
-        self._trouble.world.put_aside(self, delivery)
+        self._trouble.world.oracle.put_aside(self, delivery.body)
         await self._reach()
         await self._real.retry(delivery, delay, reason)
 
     async def dead_letter(self, delivery: Delivery, reason: str) -> None:
         self._trouble.step(self._host)
-        self._trouble.world.put_aside(self, delivery)
+        self._trouble.world.oracle.put_aside(self, delivery.body)
         await self._reach()
         await self._real.dead_letter(delivery, reason)
         self._trouble.step(self._host)
@@ -312,13 +291,13 @@ class HostConsumer:
         try:
             await self._server.reached()
         except BrokerUnavailable:
-            self._trouble.world.went_wrong(self._host, self._server.name, 0.0)
+            self._trouble.world.route_went_wrong(self._host, self._server.name, 0.0)
             raise
         self._expect_connection()
 
     def _expect_connection(self) -> None:
         if self._is_cut:
-            self._trouble.world.went_wrong(self._host, self._server.name, 0.0)
+            self._trouble.world.route_went_wrong(self._host, self._server.name, 0.0)
             raise BrokerUnavailable(f"the connection to {self._server.name} is cut in the simulation")
 
     async def cut(self) -> None:
@@ -326,5 +305,5 @@ class HostConsumer:
         await self.close()
 
     async def close(self) -> None:
-        self._trouble.world.released(self)
+        self._trouble.world.oracle.released(self)
         await self._real.close()

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from oraculo.testing.simulation.expected_run import ExpectedAggregate, ExpectedRun, ExpectedTask, first_difference
+from oraculo.testing.simulation.expected_run import ExpectedRun, ExpectedTask, first_difference
 from oraculo.testing.simulation.timeline import is_shown_as
 
 LISTED_STRAYS = 100  # late and repeated answers that a history lists; the rest is only counted
@@ -28,13 +28,13 @@ def run_fault(run: ExpectedRun, view: Document) -> str | None:
     if run.late + run.repeated < LISTED_STRAYS:
         expected |= {"respostas_tardias": run.late, "respostas_repetidas": run.repeated}
     return (
-        first_difference(tuple(expected), expected, found)
+        first_difference(expected, found)
         or _moment_fault("iniciada_em", run.created_at, found)
         or _moment_fault("prazo", run.deadline, found)
         or _moment_fault("concluida_em", run.ended_at, found)
         or _deliveries_fault(run, found["entregas"])
         or tasks_fault(run, view)
-        or (None if run.is_open else aggregate_fault(run.aggregate(), view))
+        or (None if run.is_open else aggregate_fault(run, view))
     )
 
 
@@ -56,7 +56,7 @@ def _task_fault(task: ExpectedTask, found: Mapping[str, Any]) -> str | None:
         "opcional": task.step.optional,
         "na_dlq": task.has_dead_letter,
     }
-    if (fault := first_difference(tuple(expected), expected, found)) is not None:
+    if (fault := first_difference(expected, found)) is not None:
         return fault
     if (found["proxima_tentativa_em"] is None) is not (task.retry_between is None):
         return f"proxima_tentativa_em is {found['proxima_tentativa_em']}"
@@ -71,37 +71,38 @@ def _deliveries_fault(run: ExpectedRun, found: Sequence[Mapping[str, Any]]) -> s
     return None if shown == expected else f"entregas are {shown}, and must be {expected}"
 
 
-def aggregate_fault(expected: ExpectedAggregate, view: Document) -> str | None:
+def aggregate_fault(run: ExpectedRun, view: Document) -> str | None:
     found = {key: read(raw) for key, raw in view.items() if key not in ("resultados", "tarefas")}
-    fields = {"status": expected.status, "versao": expected.edition, "resumo": expected.summary}
-    took = found["duracao_ms"]
-    duration = max(0, round((expected.ended_at - expected.created_at) * 1000))
-    fault = (
-        first_difference(tuple(fields), fields, found)
-        or _moment_fault("iniciada_em", expected.created_at, found)
-        or _moment_fault("concluida_em", expected.ended_at, found)
+    took, duration = found["duracao_ms"], max(0, round(((run.ended_at or 0.0) - run.created_at) * 1000))
+    return (
+        first_difference({"status": run.status, "versao": run.edition, "resumo": run.summary()}, found)
+        or _moment_fault("iniciada_em", run.created_at, found)
+        or _moment_fault("concluida_em", run.ended_at, found)
         or (None if abs(took - duration) <= 1 else f"duracao_ms is {took}, not {duration}")
+        or _results_fault(run, read_document(view["resultados"]))
+        or _failures_fault(run, found["falhas"])
     )
-    return fault or _results_fault(expected, read_document(view["resultados"])) or _failures_fault(expected, found)
 
 
-def _results_fault(expected: ExpectedAggregate, results: Document) -> str | None:
-    if results.keys() != expected.results.keys():
-        return f"resultados are of {sorted(results)}, and must be of {sorted(expected.results)}"
-    for name, payloads in expected.results.items():
-        if bytes(results[name]) not in payloads:
-            return f"the result of '{name}' is {bytes(results[name])!r}, and came as {sorted(payloads)}"
+def _results_fault(run: ExpectedRun, found: Document) -> str | None:
+    expected = {name: task.results for name, task in run.tasks.items() if task.has_succeeded}
+    if found.keys() != expected.keys():
+        return f"resultados are of {sorted(found)}, and must be of {sorted(expected)}"
+    for name, payloads in expected.items():
+        if bytes(found[name]) not in payloads:
+            return f"the result of '{name}' is {bytes(found[name])!r}, and came as {sorted(payloads)}"
     return None
 
 
-def _failures_fault(expected: ExpectedAggregate, found: Mapping[str, Any]) -> str | None:
-    failures = {name: (each["status"], each["tentativas"]) for name, each in found["falhas"].items()}
-    right = {name: (status, attempts) for name, (status, attempts, _) in expected.failures.items()}
-    if failures != right:
-        return f"falhas are {failures}, and must be {right}"
-    for name, (_, _, reason) in expected.failures.items():
-        if reason not in (found["falhas"][name]["motivo"] or ""):
-            return f"the motivo of '{name}' is {found['falhas'][name]['motivo']!r}, and lacks {reason!r}"
+def _failures_fault(run: ExpectedRun, found: Mapping[str, Any]) -> str | None:
+    expected = {name: task for name, task in run.tasks.items() if not task.has_succeeded}
+    if found.keys() != expected.keys():
+        return f"falhas are of {sorted(found)}, and must be of {sorted(expected)}"
+    for name, task in expected.items():
+        if fault := first_difference({"status": task.status, "tentativas": task.attempts}, found[name]):
+            return f"of the failure of '{name}', {fault}"
+        if task.reason not in (found[name]["motivo"] or ""):
+            return f"the motivo of '{name}' is {found[name]['motivo']!r}, and lacks {task.reason!r}"
     return None
 
 

@@ -5,7 +5,8 @@ the whole run until nothing changes, where the core keeps counters and follows d
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import ceil
@@ -13,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from oraculo.settings import RunSettings
 from oraculo.wire.timestamps import in_words
 
 OPEN = ("pendente", "em_execucao")
@@ -37,16 +39,6 @@ _EMPTY = msgspec.Raw(b"{}")
 
 
 # -- requests -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Defaults:
-    """The settings of runs, for what a request and its pipeline leave out."""
-
-    timeout: float
-    attempts: int
-    backoff: float
-    max_backoff: float
 
 
 @dataclass(frozen=True)
@@ -103,7 +95,7 @@ class _Request(msgspec.Struct):
     quorum: int | str | None = None
 
 
-def read_asked(body: bytes, pipelines: Mapping[str, Mapping[str, Any]], defaults: Defaults) -> Asked:
+def read_asked(body: bytes, pipelines: Mapping[str, Mapping[str, Any]], defaults: RunSettings) -> Asked:
     """Read the body of a request, which the simulation knows to be valid."""
     request = msgspec.json.decode(body, type=_Request)
     source: Mapping[str, Any] = {} if request.pipeline is None else pipelines[request.pipeline]
@@ -127,7 +119,7 @@ def read_asked(body: bytes, pipelines: Mapping[str, Mapping[str, Any]], defaults
     )
 
 
-def _destination(item: str | dict[str, msgspec.Raw], defaults: Defaults) -> ExpectedStep:
+def _destination(item: str | dict[str, msgspec.Raw], defaults: RunSettings) -> ExpectedStep:
     given: dict[str, Any]
     given = {"fila": item} if isinstance(item, str) else {key: msgspec.json.decode(raw) for key, raw in item.items()}
     queue = given.get("fila") or given["id"]
@@ -136,7 +128,7 @@ def _destination(item: str | dict[str, msgspec.Raw], defaults: Defaults) -> Expe
         id=given.get("id") or queue,
         queue=queue,
         depends_on=(),
-        attempts=defaults.attempts,
+        attempts=defaults.max_attempts,
         backoff=defaults.backoff,
         max_backoff=defaults.max_backoff,
         timeout=given.get("timeout"),
@@ -146,7 +138,7 @@ def _destination(item: str | dict[str, msgspec.Raw], defaults: Defaults) -> Expe
     )
 
 
-def _step(item: Mapping[str, Any], defaults: Defaults) -> ExpectedStep:
+def _step(item: Mapping[str, Any], defaults: RunSettings) -> ExpectedStep:
     kind = item.get("type") or item["queue"]
     before = item.get("dependsOn") or ()
     retry = item.get("retry") or {}
@@ -154,7 +146,7 @@ def _step(item: Mapping[str, Any], defaults: Defaults) -> ExpectedStep:
         id=item.get("id") or kind,
         queue=item.get("queue") or JOB_QUEUES.get(kind, kind),
         depends_on=(before,) if isinstance(before, str) else tuple(dict.fromkeys(before)),
-        attempts=retry.get("maxAttempts", defaults.attempts),
+        attempts=retry.get("maxAttempts", defaults.max_attempts),
         backoff=retry.get("backoff", defaults.backoff),
         max_backoff=retry.get("maxBackoff", defaults.max_backoff),
         timeout=item.get("timeout"),
@@ -175,8 +167,8 @@ def _needed(quorum: int | str | None, total: int) -> int | None:
 # -- answers --------------------------------------------------------------------------------------------------------
 
 
-class _Message(msgspec.Struct):
-    """A message of a worker."""
+class WorkerMessage(msgspec.Struct):
+    """A command to a worker, or a message of one."""
 
     correlation_id: str
     tipo_evento: str
@@ -184,6 +176,8 @@ class _Message(msgspec.Struct):
     timestamp: str = ""
     tarefa: str | None = None
     tentativa: int | None = None
+    prazo: str | None = None
+    responder_em: str | None = None
 
 
 @dataclass(frozen=True)
@@ -202,7 +196,7 @@ class ExpectedAnswer:
 def read_answer(body: bytes) -> ExpectedAnswer | None:
     """Return the answer in a body. None when it is none, or names no task, which the simulation's workers always do."""
     try:
-        message = msgspec.json.decode(body, type=_Message)
+        message = msgspec.json.decode(body, type=WorkerMessage)
         payload = msgspec.json.decode(message.payload)
     except msgspec.DecodeError:
         return None
@@ -512,33 +506,11 @@ class ExpectedRun:
         statuses = [task.status for task in self.tasks.values()]
         return {"total": len(statuses)} | {word: statuses.count(status) for word, status in SUMMARY.items()}
 
-    def aggregate(self) -> "ExpectedAggregate":
-        return ExpectedAggregate(
-            status=self.status,
-            edition=self.edition,
-            summary=self.summary(),
-            results={name: task.results for name, task in self.tasks.items() if task.has_succeeded},
-            failures={
-                name: (task.status, task.attempts, task.reason)
-                for name, task in self.tasks.items()
-                if not task.has_succeeded
-            },
-            created_at=self.created_at,
-            ended_at=self.ended_at or 0.0,
-        )
-
-
-@dataclass(frozen=True)
-class ExpectedAggregate:
-    """The aggregate that a run must have."""
-
-    status: str
-    edition: int
-    summary: dict[str, int]
-    results: Mapping[str, frozenset[bytes]]
-    failures: Mapping[str, tuple[str, int, str]]  # status, attempts, and a part of the reason
-    created_at: float
-    ended_at: float
+    def as_it_is(self) -> "ExpectedRun":
+        """Return a copy, for the aggregate of this moment."""
+        twin = copy(self)
+        twin.tasks = {name: copy(task) for name, task in self.tasks.items()}
+        return twin
 
 
 def collector_parameters(payload: msgspec.Raw, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -547,9 +519,9 @@ def collector_parameters(payload: msgspec.Raw, config: Mapping[str, Any]) -> dic
     return {**(given if isinstance(given, dict) else {}), **config}
 
 
-def first_difference(names: Sequence[str], expected: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
+def first_difference(expected: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
     """Return the first field whose value is not the expected one."""
-    for name in names:
-        if expected[name] != found.get(name):
-            return f"{name} is {found.get(name)!r}, and must be {expected[name]!r}"
+    for name, value in expected.items():
+        if value != found.get(name):
+            return f"{name} is {found.get(name)!r}, and must be {value!r}"
     return None

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 PATIENCE = 12.0
 
 _Key = tuple[str, int, int]  # run, task, attempt
-_End = tuple[str, dict[str, Any], dict[str, str]]  # status of a run, its results, statuses of the other tasks
 
 # The effects of an answer that is neither late nor a repeat.
 _EFFECTS = frozenset({Happened.SUCCEEDED, Happened.ATTEMPT_FAILED, Happened.FAILED, Happened.AMENDED})
@@ -43,6 +42,20 @@ class Law:
 
     def broken(self, how: str) -> None:
         self.world.law_broken(self, how)
+
+    def commanded(self, message: Outgoing) -> tuple[Run, Task, int] | None:
+        """Return the run, task and attempt of a command; None for other messages, and for commands of no task."""
+        command = _read(message)
+        if command is None or not _is_command(command):
+            return None
+        run = self.world.runs.get(command.correlation_id)
+        number = None if run is None else run.plan.by_id.get(command.tarefa or "")
+        return None if run is None or number is None else (run, run.tasks[number], command.tentativa or 0)
+
+    def overdue(self, since: float) -> float | None:
+        """Return the seconds since then, when nothing has gone wrong for longer than PATIENCE."""
+        moment = self.world.loop.time()
+        return moment - since if moment - max(since, self.world.undisturbed_since) > PATIENCE else None
 
     def accepted(self, run_id: str) -> None: ...
     def committed(self, before: Run | None, after: Run, entries: Sequence[HistoryEntry]) -> None: ...
@@ -80,8 +93,8 @@ class EveryRunEnds(Law):
         due = {run.id for run in self.world.runs.values() if _is_due(run, now)}
         self._overdue = {run_id: self._overdue.get(run_id, moment) for run_id in sorted(due)}
         for run_id, since in self._overdue.items():
-            if moment - max(since, self.world.undisturbed_since) > PATIENCE:
-                self.broken(f"a timer of run {run_id} is due since {moment - since:.0f} s and nobody rings it")
+            if late := self.overdue(since):
+                self.broken(f"a timer of run {run_id} is due since {late:.0f} s and nobody rings it")
 
     def at_rest(self, history: dict[str, Sequence[HistoryEntry]], queues: Sequence[QueueState]) -> None:
         for run in self.world.runs.values():
@@ -114,26 +127,6 @@ class EndedIsFinal(Law):
         for run in self.world.runs.values():
             for fault in check_history(run, history[run.id]):
                 self.broken(f"run {run.id}: {fault}")
-            self._check_failures(run, history[run.id])
-
-    def _check_failures(self, run: Run, history: Sequence[HistoryEntry]) -> None:
-        """Check that each counted failure has its reason, and counts once.
-
-        A worker failed at that attempt, or every broker said that the command is too large.
-        """
-        seen: set[tuple[int, int]] = set()
-        for entry in history:
-            if entry.what not in (Happened.ATTEMPT_FAILED, Happened.FAILED) or entry.task is None:
-                continue
-            key = (entry.task, entry.attempt or 0)
-            step = run.plan.steps[entry.task]
-            if key in seen:
-                self.broken(f"attempt {entry.attempt} of task {step.id} of run {run.id} failed twice")
-            seen.add(key)
-            identity = (run.id, step.id, entry.attempt)
-            has_failed = identity in self.world.failures or (run.id, step.id, None) in self.world.failures
-            if not has_failed and len(self.world.too_large_for.get(identity, ())) < len(self.world.servers):
-                self.broken(f"attempt {entry.attempt} of task {step.id} of run {run.id} failed and no worker said so")
 
 
 class SentUntilAnswered(Law):
@@ -141,7 +134,6 @@ class SentUntilAnswered(Law):
 
     def __init__(self, world: "Witness") -> None:
         super().__init__(world)
-        self._payloads: dict[tuple[str, str, int], bytes] = {}
         self._unsent: dict[_Key, float] = {}
 
     def published(self, message: Outgoing, server: str) -> None:
@@ -152,10 +144,6 @@ class SentUntilAnswered(Law):
         number = None if run is None else run.plan.by_id.get(command.tarefa or "")
         if run is None or number is None or run.tasks[number].attempt < (command.tentativa or 0):
             self.broken(f"a command was sent that no commit decided: {message.body!r}")
-            return
-        key = _identity(command)
-        if self._payloads.setdefault(key, bytes(command.payload)) != bytes(command.payload):
-            self.broken(f"two commands of the identity {key} differ")
 
     def repeat_dropped(self, first: Outgoing, message: Outgoing) -> None:
         known, command = _read(first), _read(message)
@@ -167,8 +155,8 @@ class SentUntilAnswered(Law):
         waiting = [_key(run, task) for run in self.world.runs.values() for task in run.tasks if task.unsent]
         self._unsent = {key: self._unsent.get(key, moment) for key in waiting}
         for key, since in self._unsent.items():
-            if moment - max(since, self.world.undisturbed_since) > PATIENCE:
-                self.broken(f"the command or dead letter {key} is not sent since {moment - since:.0f} s")
+            if late := self.overdue(since):
+                self.broken(f"the command or dead letter {key} is not sent since {late:.0f} s")
 
 
 class SentAgainWhenLost(Law):
@@ -183,13 +171,11 @@ class SentAgainWhenLost(Law):
         self._lost: dict[_Key, float] = {}
 
     def published(self, message: Outgoing, server: str) -> None:
-        command = _read(message)
-        run = self.world.runs.get(command.correlation_id) if command is not None and _is_command(command) else None
-        number = run.plan.by_id.get(command.tarefa or "") if run is not None and command is not None else None
-        if run is not None and command is not None and number is not None and message.reason is None:
-            key = (run.id, number, command.tentativa or 0)
-            self._taken_by[key] = server
-            self._forgotten.discard(key)
+        found = self.commanded(message)
+        if found is not None and message.reason is None:
+            run, task, attempt = found
+            self._taken_by[run.id, task.number, attempt] = server
+            self._forgotten.discard((run.id, task.number, attempt))
 
     def forgot(self, server: str) -> None:
         open_keys = {_key(run, task) for run, task in self._sent()}
@@ -200,8 +186,8 @@ class SentAgainWhenLost(Law):
         lost = [_key(run, task) for run, task in self._sent() if self._is_lost(_key(run, task), task)]
         self._lost = {key: self._lost.get(key, moment) for key in lost}
         for key, since in self._lost.items():
-            if moment - max(since, self.world.undisturbed_since) > PATIENCE:
-                self.broken(f"the command {key} was lost {moment - since:.0f} s ago and is not sent again")
+            if late := self.overdue(since):
+                self.broken(f"the command {key} was lost {late:.0f} s ago and is not sent again")
 
     def _sent(self) -> Iterator[tuple[Run, Task]]:
         """Yield tasks whose commands are recorded as sent, and not answered."""
@@ -219,15 +205,13 @@ class DependenciesFirst(Law):
     number, says = 5, "a task is sent only when all that it depends on has succeeded"
 
     def published(self, message: Outgoing, server: str) -> None:
-        command = _read(message)
-        run = self.world.runs.get(command.correlation_id) if command is not None and _is_command(command) else None
-        number = run.plan.by_id.get(command.tarefa or "") if run is not None and command is not None else None
-        if run is None or number is None:
+        if (found := self.commanded(message)) is None:
             return
-        for before in run.plan.dependencies[number]:
+        run, task, _ = found
+        for before in run.plan.dependencies[task.number]:
             if run.tasks[before].status is not TaskStatus.SUCCEEDED:
-                names = run.plan.steps
-                self.broken(f"'{names[number].id}' of run {run.id} was sent before '{names[before].id}' had succeeded")
+                sent, missing = run.plan.steps[task.number].id, run.plan.steps[before].id
+                self.broken(f"'{sent}' of run {run.id} was sent before '{missing}' had succeeded")
 
 
 class AckedAfterCommit(Law):
@@ -263,28 +247,18 @@ class AckedAfterCommit(Law):
 
 
 class OneAggregate(Law):
+    """The law of aggregates. The oracle compares what they say with the tasks."""
+
     number, says = 7, "the aggregate is a function of the tasks, delivered at least once, under one versao"
 
     def __init__(self, world: "Witness") -> None:
         super().__init__(world)
-        self._ends: dict[tuple[str, int], _End] = {}
         self._seen: dict[tuple[str, int], bytes] = {}
         self._reached: set[tuple[str, str, int]] = set()
 
-    def committed(self, before: Run | None, after: Run, entries: Sequence[HistoryEntry]) -> None:
-        key = (after.id, after.head.edition)
-        if not after.is_open and key not in self._ends:
-            self._ends[key] = _end_of(after)
-
     def delivered(self, run_id: str, channel: str, aggregate: bytes) -> None:
-        document = msgspec.json.decode(aggregate)
-        edition = document["versao"]
+        edition = msgspec.json.decode(aggregate)["versao"]
         self._reached.add((run_id, channel, edition))
-        end = self._ends.get((run_id, edition))
-        if end is None:
-            self.broken(f"run {run_id} was delivered as versao {edition} before that was committed")
-        elif end != (delivered := _end_in(document)):
-            self.broken(f"run {run_id} was delivered as versao {edition} with {delivered}, its tasks make it {end}")
         if self._seen.setdefault((run_id, edition), aggregate) != aggregate:
             self.broken(f"run {run_id} was delivered twice as versao {edition}, with different contents")
 
@@ -413,22 +387,6 @@ def _task_of(run: Run, message: Message) -> Task | None:
     """Return the task that a message names, in a field or in its payload."""
     number = run.plan.by_id.get(message.tarefa or _payload(message).get("tarefa", ""))
     return None if number is None else run.tasks[number]
-
-
-def _end_of(run: Run) -> _End:
-    """Return how a run ended, from its tasks. No result store is simulated, so every result is in its task."""
-    names = [step.id for step in run.plan.steps]
-    results = {names[task.number]: msgspec.json.decode(task.result) for task in run.tasks if task.result is not None}
-    others = {names[task.number]: task.status.value for task in run.tasks if task.status is not TaskStatus.SUCCEEDED}
-    return run.head.status.value, results, others
-
-
-def _end_in(aggregate: dict[str, Any]) -> _End:
-    return (
-        aggregate["status"],
-        aggregate["resultados"],
-        {name: failure["status"] for name, failure in aggregate["falhas"].items()},
-    )
 
 
 def _is_due(run: Run, now: float) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, NamedTuple
 
+from oraculo.settings import RunSettings
 from oraculo.testing.simulation.documents import (
     LISTED_STRAYS,
     Document,
@@ -25,8 +26,6 @@ from oraculo.testing.simulation.documents import (
 )
 from oraculo.testing.simulation.expected_run import (
     Asked,
-    Defaults,
-    ExpectedAggregate,
     ExpectedAnswer,
     ExpectedRun,
     ExpectedTask,
@@ -38,6 +37,7 @@ from oraculo.testing.simulation.expected_run import (
 from oraculo.testing.simulation.timeline import Timeline, is_shown_as
 
 COURTESY = 2.0  # seconds for which each engine leaves a timer to the engine before it
+Identity = tuple[str, str, int | None]  # run, task, attempt
 PATIENCE = 4.0  # seconds within which an engine decides what is due
 MOST_DECIDED = 20
 
@@ -78,10 +78,9 @@ class _RunRecord:
     """One run, and what the oracle keeps for it."""
 
     run: ExpectedRun
-    aggregates: dict[int, ExpectedAggregate] = field(default_factory=dict)  # by `versao`
+    aggregates: dict[int, ExpectedRun] = field(default_factory=dict)  # by `versao`
     delivered: set[tuple[str, int]] = field(default_factory=set)
     dead_letters: set[tuple[str, int]] = field(default_factory=set)  # published dead letters: task, attempt
-    is_reopening: bool = False
 
 
 class Oracle:
@@ -90,8 +89,9 @@ class Oracle:
     def __init__(
         self,
         pipelines: Mapping[str, Mapping[str, Any]],
-        defaults: Defaults,
+        defaults: RunSettings,
         engines: int,
+        brokers: int,
         timeline: Timeline,
         report: Callable[[str], None],
     ) -> None:
@@ -109,7 +109,8 @@ class Oracle:
         self._taken: dict[str, list[_Taken]] = {}  # run -> answers
         self.used: dict[str, list[_Taken]] = {}  # host -> answers that explain its last commit
         self.published: set[tuple[str, str, int]] = set()  # commands that a broker took
-        self.refused_as_large: set[tuple[str, str, int | None]] = set()
+        self._brokers = brokers
+        self._too_large_for: dict[Identity, set[str]] = {}  # command -> the brokers that refused it
 
     # -- requests and answers -------------------------------------------------------------------------------------
 
@@ -185,8 +186,11 @@ class Oracle:
         for one in self.used.get(host, ()):
             one.left += 1
 
-    def too_large(self, run_id: str, task: str, attempt: int | None) -> None:
-        self.refused_as_large.add((run_id, task, attempt))
+    def too_large(self, server: str, command: Identity) -> None:
+        self._too_large_for.setdefault(command, set()).add(server)
+
+    def is_too_large_for_all(self, command: Identity) -> bool:
+        return len(self._too_large_for.get(command, ())) == self._brokers
 
     def answers_at(self, run_id: str, host: str) -> list[_Taken]:
         return [one for one in self._taken.get(run_id, ()) if one.host == host]
@@ -269,7 +273,7 @@ class Oracle:
         if task.step.collects:
             expected["fonte"] = task.step.queue.removeprefix("escavador_")
             expected["parametros"] = collector_parameters(run.asked.payload, task.step.config)
-        fault = first_difference(tuple(expected), expected, {key: read(raw) for key, raw in payload.items()})
+        fault = first_difference(expected, {key: read(raw) for key, raw in payload.items()})
         if fault is not None:
             return f"is wrong: {fault}"
         given = read_document(payload["resultados"])
@@ -379,7 +383,7 @@ class _Commit:
         self._run.follows.clear()
         self._learn_results()
         if not self._run.is_open:
-            self._watched.aggregates.setdefault(self._run.edition, self._run.aggregate())
+            self._watched.aggregates.setdefault(self._run.edition, self._run.as_it_is())
 
     def _fault_of(self, claim: Claim, following: list[Claim]) -> str | None:
         """Return why this line has no reason in what happened, or None. Then its effect is expected from now on."""
@@ -431,7 +435,7 @@ class _Commit:
 
     def _is_too_large(self, task: ExpectedTask, claim: Claim) -> bool:
         key = (self._run.asked.run_id, task.step.id, claim.attempt)
-        return claim.what == "tarefa_erro" and "too large" in claim.detail and key in self._oracle.refused_as_large
+        return claim.what == "tarefa_erro" and "too large" in claim.detail and self._oracle.is_too_large_for_all(key)
 
     def _is_of(self, one: _Taken, task: ExpectedTask, claim: Claim) -> bool:
         """Return True when the answer is of that task and of an attempt that was made."""

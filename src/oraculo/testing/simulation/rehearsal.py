@@ -11,12 +11,11 @@ from typing import Any
 
 import msgspec
 
-from oraculo.core.run import Cause, Run, RunStatus, TaskStatus
+from oraculo.core.run import Cause, Run, RunStatus, Task, TaskStatus
 from oraculo.pipeline.definition import Definition, pipeline_document
 from oraculo.testing.simulation.faults import Faults
 from oraculo.testing.simulation.running import SeedOutcome, run_seed
 from oraculo.testing.simulation.scenario import Action, Scenario, StandIn
-from oraculo.testing.simulation.witness import Attempt
 
 # A deadline is tight when this share of runs hit it, or when slow runs took this part of it.
 TIGHT_SHARE = 0.01
@@ -32,16 +31,16 @@ class Deadline(msgspec.Struct, frozen=True):
     seconds: float
     p95: float | None  # None: nothing succeeded
     met: int
-    in_vain: int  # hits by runs that waited for a lost message: no deadline is long enough
 
     def is_tight(self, runs: int) -> bool:
-        return self.met - self.in_vain > runs * TIGHT_SHARE or (self.p95 or 0.0) > self.seconds * TIGHT_FRACTION
+        return self.met > runs * TIGHT_SHARE or (self.p95 or 0.0) > self.seconds * TIGHT_FRACTION
 
 
 class Rehearsal(msgspec.Struct):
     """The result of a rehearsal."""
 
     seeds: int
+    judged: int  # seeds that lost no message: no deadline is long enough for what waits for a lost one
     violations: dict[int, str]  # seed -> the law that was broken, and how
     statuses: Counter[str]
     seconds: list[float]  # the time that each run took
@@ -55,11 +54,7 @@ class Rehearsal(msgspec.Struct):
 
     @property
     def tight(self) -> list[Deadline]:
-        return [deadline for deadline in self.deadlines if deadline.is_tight(self.seeds)]
-
-    @property
-    def met_in_vain(self) -> list[Deadline]:
-        return [deadline for deadline in self.deadlines if deadline.in_vain]
+        return [deadline for deadline in self.deadlines if deadline.is_tight(self.judged)]
 
 
 def rehearse(
@@ -69,14 +64,16 @@ def rehearse(
     outcomes = [run_seed(seed, faults, scenario) for seed in seeds]
     runs = [run for outcome in outcomes for run in outcome.runs.values()]
     path, expected = longest_path(definition, stand_ins, usual)
+    judged = [outcome for outcome in outcomes if not outcome.troubles["drop"]]
     return Rehearsal(
         seeds=len(outcomes),
+        judged=len(judged),
         violations={one.seed: _in_words(one) for one in outcomes if not one.is_clean},
         statuses=sum((one.statuses for one in outcomes), Counter()),
         seconds=sorted(_lasted(run) for run in runs),
         longest_path=path,
         longest_path_seconds=expected,
-        deadlines=_deadlines(definition, outcomes),
+        deadlines=_deadlines(definition, judged),
         troubles=sum((one.troubles for one in outcomes), Counter()),
     )
 
@@ -128,57 +125,31 @@ def longest_path(definition: Definition, stand_ins: Mapping[str, StandIn], usual
 
 
 def _deadlines(definition: Definition, outcomes: list[SeedOutcome]) -> list[Deadline]:
-    found = [_of_the_run(definition.timeout, outcomes)]
+    runs = [run for outcome in outcomes for run in outcome.runs.values()]
+    found = [_of_the_run(definition.timeout, runs)]
     for number, step in enumerate(definition.steps):
         if step.timeout is not None:
-            found.append(_of_a_step(number, step.id, step.timeout, outcomes))
+            found.append(_of_a_step(f"step {step.id}", step.timeout, [run.tasks[number] for run in runs]))
     return found
 
 
-def _of_the_run(seconds: float, outcomes: list[SeedOutcome]) -> Deadline:
-    cut = [_cut(outcome, Cause.RUN_DEADLINE) for outcome in outcomes]
-    took = [
-        _lasted(run)
-        for outcome, attempts in zip(outcomes, cut, strict=True)
-        for run in outcome.runs.values()
-        if run.head.status in _WELL and not attempts
-    ]
-    return _deadline("the run", seconds, took, cut, outcomes)
+def _of_the_run(seconds: float, runs: list[Run]) -> Deadline:
+    cut = [any(task.cause is Cause.RUN_DEADLINE for task in run.tasks) for run in runs]
+    took = [_lasted(run) for run, is_cut in zip(runs, cut, strict=True) if run.head.status in _WELL and not is_cut]
+    return Deadline("the run", seconds, _p95(took), sum(cut))
 
 
-def _of_a_step(number: int, name: str, seconds: float, outcomes: list[SeedOutcome]) -> Deadline:
-    cut = [{one for one in _cut(outcome, Cause.TASK_DEADLINE) if one.step == name} for outcome in outcomes]
-    tasks = [run.tasks[number] for outcome in outcomes for run in outcome.runs.values()]
+def _of_a_step(name: str, seconds: float, tasks: list[Task]) -> Deadline:
     took = [
         (task.ended_at or 0.0) - task.deadline + seconds
         for task in tasks
         if task.deadline is not None and task.status is TaskStatus.SUCCEEDED
     ]
-    return _deadline(f"step {name}", seconds, took, cut, outcomes)
+    return Deadline(name, seconds, _p95(took), sum(task.cause is Cause.TASK_DEADLINE for task in tasks))
 
 
-def _cut(outcome: SeedOutcome, cause: Cause) -> set[Attempt]:
-    """Return the attempts that were waited for when the deadline came."""
-    return {
-        Attempt(run.id, run.plan.steps[task.number].id, task.attempt)
-        for run in outcome.runs.values()
-        for task in run.tasks
-        if task.cause is cause
-    }
-
-
-def _deadline(
-    of: str, seconds: float, took: list[float], cut: list[set[Attempt]], outcomes: list[SeedOutcome]
-) -> Deadline:
-    in_vain = sum(_was_in_vain(attempts, outcome) for attempts, outcome in zip(cut, outcomes, strict=True))
-    p95 = _percentile(sorted(took), 95) if took else None
-    return Deadline(of, seconds, p95, sum(map(bool, cut)), in_vain)
-
-
-def _was_in_vain(cut: set[Attempt], outcome: SeedOutcome) -> bool:
-    """Return True when all commands or answers that were waited for had been lost."""
-    sent = {one for one in cut if one.number}
-    return bool(sent) and sent <= outcome.lost
+def _p95(took: list[float]) -> float | None:
+    return _percentile(sorted(took), 95) if took else None
 
 
 def _lasted(run: Run) -> float:

@@ -16,7 +16,7 @@ from oraculo.testing.simulation.faults import Faults
 from oraculo.testing.simulation.hosts import own_tasks
 from oraculo.testing.simulation.scenario import Action, Scenario, full_scenario
 from oraculo.testing.simulation.virtual_time import Stuck, VirtualLoop
-from oraculo.testing.simulation.witness import Attempt, Garbage, Violation
+from oraculo.testing.simulation.witness import Garbage, Violation
 from oraculo.testing.simulation.world import World
 
 CLIENT_PATIENCE = 40.0
@@ -34,7 +34,6 @@ class SeedOutcome(msgspec.Struct):
     statuses: Counter[str]
     troubles: Counter[str]
     runs: dict[str, Run]  # the runs at rest
-    lost: set[Attempt]  # attempts whose command or answer was lost while they were open
 
     @property
     def is_clean(self) -> bool:
@@ -65,7 +64,6 @@ def run_seed(
             statuses=world.statuses(),
             troubles=world.trouble.counts,
             runs=world.runs,
-            lost=world.lost,
         )
     finally:
         with suppress(Stuck):  # from tasks that do not end when cancelled
@@ -154,7 +152,7 @@ async def _submit(world: World, action: Action) -> None:
         except TimeoutError:
             pass
         except (InvalidInput, Conflict) as error:
-            world.refused(action.key, action.body, str(error))
+            world.oracle.refused(action.key, action.body, str(error))
             raise
         await asyncio.sleep(0.5)
 

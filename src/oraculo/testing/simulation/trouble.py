@@ -3,41 +3,13 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from oraculo.brokers.memory import MemoryBroker
-from oraculo.core.run import Changes
-from oraculo.ports.broker import Delivery, Outgoing
-from oraculo.ports.store import Committed, Creation
 from oraculo.testing.simulation.faults import Faults
 from oraculo.testing.simulation.hosts import SimulatedHost
 
-
-class Watched(Protocol):
-    """The world, as the simulated ports report to it."""
-
-    def offered(self, host: SimulatedHost, server: str, messages: Sequence[Outgoing]) -> None: ...
-    def published(self, host: SimulatedHost, server: str, message: Outgoing) -> None: ...
-    def repeat_dropped(self, first: Outgoing, message: Outgoing) -> None: ...
-    def too_large(self, server: str, message: Outgoing) -> None: ...
-    def dropped(self, message: Outgoing) -> None: ...
-    def deliver_later(self, broker: MemoryBroker, message: Outgoing, delay: float) -> None: ...
-    def confirmed(self, host: SimulatedHost, server: str, messages: Sequence[Outgoing]) -> None: ...
-    def took(self, host: SimulatedHost, server: str, consumer: object, deliveries: Sequence[Delivery]) -> None: ...
-    def acked(self, host: SimulatedHost, server: str, delivery: Delivery) -> None: ...
-    def put_aside(self, consumer: object, delivery: Delivery) -> None: ...
-    def released(self, consumer: object) -> None: ...
-    def went_wrong(self, host: SimulatedHost, server: str, for_seconds: float) -> None: ...
-    def stalled(self) -> None: ...
-    def was_busy(self, host: SimulatedHost, since: float, until: float) -> None: ...
-    def commit_was_lost(self, host: SimulatedHost) -> None: ...
-    async def committed(
-        self, host: SimulatedHost, creations: Sequence[Creation], changes: Sequence[Changes], committed: Committed
-    ) -> None: ...
-    async def reread(self) -> None: ...
-    def crash(self, host: SimulatedHost) -> None: ...
-
+if TYPE_CHECKING:
+    from oraculo.testing.simulation.world import World
 
 # Faults that keep an engine from deciding.
 _OF_THE_STORE = frozenset({"failed_commit", "lost_commit", "failed_read", "engine_crash"})
@@ -46,7 +18,7 @@ _OF_THE_STORE = frozenset({"failed_commit", "lost_commit", "failed_read", "engin
 class Trouble:
     """The source of faults."""
 
-    def __init__(self, faults: Faults, dice: random.Random, world: Watched) -> None:
+    def __init__(self, faults: Faults, dice: random.Random, world: "World") -> None:
         self.faults = faults
         self.world = world
         self.is_calm = False
@@ -59,9 +31,10 @@ class Trouble:
         if self.is_calm or not rate or self._dice.random() >= rate:
             return False
         self.counts[kind] += 1
-        self.last = max(self.last, asyncio.get_running_loop().time())
+        moment = asyncio.get_running_loop().time()
+        self.last = max(self.last, moment)
         if kind in _OF_THE_STORE:
-            self.world.stalled()
+            self.world.timeline.stalled(moment, moment)
         return True
 
     def step(self, host: SimulatedHost) -> None:
@@ -81,7 +54,7 @@ class Trouble:
         moment = asyncio.get_running_loop().time()
         self.last = max(self.last, moment + seconds)
         if in_store:
-            self.world.was_busy(host, moment, moment + seconds)
+            self.world.timeline.was_busy(host.name, moment, moment + seconds)
         await asyncio.sleep(seconds)
 
     def choose(self, count: int) -> int:

@@ -4,9 +4,9 @@ import asyncio
 import traceback
 from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -15,14 +15,12 @@ from oraculo.core.run import Changes, Run
 from oraculo.core.views import run_view
 from oraculo.engine.decide.cache import Plans
 from oraculo.engine.service import Engine
-from oraculo.errors import InvalidInput
 from oraculo.ports.broker import Delivery, Outgoing
 from oraculo.ports.broker_admin import DeadLetter
 from oraculo.ports.store import Committed, Creation, CreationOutcome
 from oraculo.settings import EngineSettings, QueueSettings, Settings, WebhookSettings
 from oraculo.stores.sqlite import MEMORY, SqliteStore
 from oraculo.testing.simulation.brokers import SimulatedServer
-from oraculo.testing.simulation.expected_run import Defaults
 from oraculo.testing.simulation.hosts import OWNER, SimulatedHost
 from oraculo.testing.simulation.laws import LAWS, Law
 from oraculo.testing.simulation.oracle import Claim, Oracle
@@ -32,7 +30,7 @@ from oraculo.testing.simulation.timeline import Timeline
 from oraculo.testing.simulation.virtual_time import EPOCH, VirtualClock
 from oraculo.testing.simulation.worker_oracle import Identity, WorkerOracle
 from oraculo.wire import naming
-from oraculo.wire.message import Message, decode_message
+from oraculo.wire.message import decode_message
 
 SETTINGS = Settings(
     engine=EngineSettings(poll=1.0, prefetch=200, batch=50, cached_tasks=40),
@@ -60,14 +58,6 @@ class Garbage(msgspec.Struct, frozen=True):
     body: bytes
 
 
-class Attempt(NamedTuple):
-    """One attempt of a task."""
-
-    run: str
-    step: str
-    number: int
-
-
 class Witness:
     """The observer of the world: it passes each event to the laws and oracles. `World` makes the events happen."""
 
@@ -88,25 +78,22 @@ class Witness:
         self._asked_by: defaultdict[str, set[str]] = defaultdict(set)  # run -> brokers that took its request
         self._reopened: set[str] = set()  # runs that an operator reopens
         self._redrives = 0  # redrives in progress
-        self.failures: set[tuple[str, str, int | None]] = set()  # failures in answers of workers
-        self.too_large_for: dict[tuple[str, str, int | None], set[str]] = {}  # command -> brokers that refused it
-        self.lost: set[Attempt] = set()  # attempts whose command or answer was lost while they were open
         self.garbage: list[Garbage] = []
         self.dead_letters: list[DeadLetter] = []
         self.undisturbed_since = 0.0
         self.over = asyncio.Event()
         self._plans = Plans()
         self._laws: list[Law] = [law(self) for law in LAWS]
-        self._timeline = Timeline(EPOCH)
+        self.timeline = Timeline(EPOCH)
         self._hears_oracles = not by_laws_alone
-        self._worker_oracle = WorkerOracle(self._timeline, self._judged)
+        self._worker_oracle = WorkerOracle(self.timeline, self._judged)
         self._routes = Routes([server.name for server in self.servers], self._judged)
-        runs = SETTINGS.runs
-        self._oracle = Oracle(
+        self.oracle = Oracle(
             scenario.pipelines,
-            Defaults(runs.timeout, runs.max_attempts, runs.backoff, runs.max_backoff),
+            SETTINGS.runs,
             scenario.engines,
-            self._timeline,
+            len(self.servers),
+            self.timeline,
             self._judged,
         )
         self._may_lack_dead_letters = False  # some were lost or discarded
@@ -150,7 +137,7 @@ class Witness:
         ]
         written = [*created, *(one for one in changes if one.run.id not in committed.conflicts)]
         snapshots = await self.disk.load([one.run.id for one in written])
-        self._oracle.begins_commit(host.name)
+        self.oracle.begins_commit(host.name)
         for one in written:
             before = self.runs.get(one.run.id)
             after = self._plans.restore(snapshots[one.run.id])
@@ -159,7 +146,7 @@ class Witness:
                 law.committed(before, after, one.history)
             claims = [_claim(after, entry) for entry in one.history]
             document = msgspec.json.encode(run_view(after))
-            self._oracle.committed(host.name, after.id, claims, document, self.loop.time())
+            self.oracle.committed(host.name, after.id, claims, document, self.loop.time())
             for entry in one.history:
                 self.log(
                     f"{host.name}: {one.run.id} {entry.what} {_step(after, entry.task)} {entry.detail or ''}".rstrip()
@@ -170,8 +157,6 @@ class Witness:
         self.runs = await self._stored()
 
     def published(self, host: SimulatedHost, server: str, message: Outgoing) -> None:
-        self._note_failure(message)
-        self._note_sent_again(message)
         for law in self._laws:
             law.published(message, server)
         if message.queue == "respostas":
@@ -179,7 +164,7 @@ class Witness:
         elif not host.name.startswith("engine"):
             self._worker_oracle.publishes(_life(host, server), message.queue, message.body, self.loop.time())
         elif message.queue not in (naming.ANSWERS, naming.REQUESTS):
-            self._oracle.command_sent(message.queue, message.body, message.priority, message.reason)
+            self.oracle.command_sent(message.queue, message.body, message.priority, message.reason)
 
     def offered(self, host: SimulatedHost, server: str, messages: Sequence[Outgoing]) -> None:
         """Check the broker that a process chose, whatever comes of it."""
@@ -199,29 +184,9 @@ class Witness:
             what = f"a message of {host.name} to {message.queue}"
             self._routes.chose(host, server, self.loop.time(), what, brought_by)
 
-    def _note_sent_again(self, message: Outgoing) -> None:
-        """Forget a loss: the message was sent again."""
-        if not self.lost:
-            return
-        with suppress(InvalidInput):
-            sent = decode_message(message.body)
-            if sent.tipo_evento != naming.PROGRESS:
-                self.lost.discard(Attempt(sent.correlation_id, sent.tarefa or "", sent.tentativa or 0))
-
-    def _note_failure(self, message: Outgoing) -> None:
-        if message.queue != naming.ANSWERS:
-            return
-        try:
-            answer = decode_message(message.body)
-        except InvalidInput:
-            return
-        payload = msgspec.json.decode(answer.payload)
-        if payload.get("status") == "erro":
-            self.failures.add((answer.correlation_id, answer.tarefa or payload.get("tarefa", ""), answer.tentativa))
-
     def _reply(self, message: Outgoing) -> None:
         reply = decode_message(message.body)
-        self._oracle.delivered(reply.correlation_id, "fila", bytes(reply.payload))
+        self.oracle.delivered(reply.correlation_id, "fila", bytes(reply.payload))
         for law in self._laws:
             law.delivered(reply.correlation_id, "fila", bytes(reply.payload))
 
@@ -234,7 +199,7 @@ class Witness:
         moment = self.loop.time()
         for one in deliveries:
             if host.name.startswith("engine"):
-                self._oracle.took(host.name, consumer, one.body, redelivered=one.redeliveries > 0, moment=moment)
+                self.oracle.took(host.name, consumer, one.body, redelivered=one.redeliveries > 0, moment=moment)
             else:
                 self._worker_oracle.took(_life(host, server), server, one.body, moment)
 
@@ -242,7 +207,7 @@ class Witness:
         for law in self._laws:
             law.acked(delivery)
         if host.name.startswith("engine"):
-            self._oracle.acked(host.name, delivery.body)
+            self.oracle.acked(host.name, delivery.body)
         else:
             self._worker_oracle.acked(_life(host, server), delivery.body)
 
@@ -254,34 +219,16 @@ class Witness:
         assert host is not None
         self._worker_oracle.ends(_life(host, server), identity, payload)
 
-    def put_aside(self, consumer: object, delivery: Delivery) -> None:
-        self._oracle.put_aside(consumer, delivery.body)
-
-    def released(self, consumer: object) -> None:
-        self._oracle.released(consumer)
-
-    def went_wrong(self, host: SimulatedHost, server: str, for_seconds: float) -> None:
+    def route_went_wrong(self, host: SimulatedHost, server: str, for_seconds: float) -> None:
         self._routes.is_troubled(host, server, self.loop.time() + for_seconds)
-
-    def commit_was_lost(self, host: SimulatedHost) -> None:
-        self._oracle.commit_was_lost(host.name)
-
-    def stalled(self) -> None:
-        self._timeline.stalled(self.loop.time(), self.loop.time())
-
-    def was_busy(self, host: SimulatedHost, since: float, until: float) -> None:
-        self._timeline.was_busy(host.name, since, until)
 
     def asked(self, body: bytes, key: str | None, server: SimulatedServer | None = None) -> None:
         """Record a request. `server` is the broker that takes it, unless it comes by HTTP."""
-        run_id = self._oracle.asked(body, key, self.loop.time())
+        run_id = self.oracle.asked(body, key, self.loop.time())
         self._asked_by[run_id] |= set() if server is None else {server.name}
 
-    def refused(self, key: str | None, body: bytes, why: str) -> None:
-        self._oracle.refused(key, body, why)
-
     def operator_asks(self, kind: str, subject: str) -> None:
-        self._oracle.operator_asks(kind, subject)
+        self.oracle.operator_asks(kind, subject)
         self._may_lack_dead_letters |= kind == "discard"
 
     def reopens(self, run_id: str) -> None:
@@ -306,7 +253,7 @@ class Witness:
         return self._redrives > 0 or run_id in self._reopened
 
     def accepted(self, run_id: str, key: str | None, body: bytes) -> None:
-        self._oracle.accepted(run_id, key, body)
+        self.oracle.accepted(run_id, key, body)
         for law in self._laws:
             law.accepted(run_id)
 
@@ -317,22 +264,10 @@ class Witness:
     def too_large(self, server: str, message: Outgoing) -> None:
         self.log(f"a message to {message.queue} is too large for {server}")
         command = decode_message(message.body)
-        identity = (command.correlation_id, command.tarefa or "", command.tentativa)
-        self.too_large_for.setdefault(identity, set()).add(server)
-        self._oracle.too_large(*identity)
+        self.oracle.too_large(server, (command.correlation_id, command.tarefa or "", command.tentativa))
 
     def dropped(self, message: Outgoing) -> None:
         self.log(f"a message to {message.queue} is lost")
-        self._note_loss(decode_message(message.body))
-
-    def _note_loss(self, message: Message) -> None:
-        """Record an attempt that waits for a lost message. Nobody waits for progress, or for a task that has ended."""
-        run = self.runs.get(message.correlation_id)
-        number = None if run is None else run.plan.by_id.get(message.tarefa or "")
-        if run is None or number is None or message.tipo_evento == naming.PROGRESS:
-            return
-        if run.tasks[number].is_open and run.tasks[number].attempt == message.tentativa:
-            self.lost.add(Attempt(run.id, run.plan.steps[number].id, message.tentativa))
 
     async def _stored(self) -> dict[str, Run]:
         return {run_id: self._plans.restore(one) for run_id, one in (await self.disk.load(list(self.runs))).items()}

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from oraculo.testing.simulation.expected_run import WorkerMessage
 from oraculo.testing.simulation.timeline import Timeline
 
 Identity = tuple[str, str, int | None]  # run, task, attempt; None from a worker without the SDK
@@ -19,23 +20,11 @@ _EVENTS = {"iniciar_coleta": "resultado_coleta", "iniciar_execucao": "resultado_
 _SLACK = 0.0011
 
 
-class _Message(msgspec.Struct):
-    """A message of a worker."""
-
-    correlation_id: str
-    tipo_evento: str
-    payload: msgspec.Raw
-    tarefa: str | None = None
-    tentativa: int | None = None
-    prazo: str | None = None
-    responder_em: str | None = None
-
-
 @dataclass
 class _Command:
     """A command that a process took."""
 
-    message: _Message
+    message: WorkerMessage
     taken_at: float  # the moment when this process first took it
     servers: set[str] = field(default_factory=set)  # brokers that delivered it
 
@@ -121,7 +110,7 @@ class WorkerOracle:
             self._report(f"the command {_identity(message)} was acked, and no broker has confirmed its answer")
 
     def _answer_fault(
-        self, process: _Process, identity: Identity, command: _Command, message: _Message, moment: float
+        self, process: _Process, identity: Identity, command: _Command, message: WorkerMessage, moment: float
     ) -> str | None:
         event = _EVENTS[command.message.tipo_evento]
         if message.tipo_evento != event:
@@ -137,7 +126,7 @@ class WorkerOracle:
         """Return True when the deadline had passed by any setting of the clock since the command was taken."""
         return self._timeline.latest_time(command.taken_at, moment) >= _deadline(command) - _SLACK
 
-    def _identity_of(self, life: object, message: _Message) -> Identity:
+    def _identity_of(self, life: object, message: WorkerMessage) -> Identity:
         """Return the identity that a message answers.
 
         A worker without the SDK handles one command at a time, without attempt.
@@ -156,12 +145,12 @@ def _is_failure_with(payload: dict[str, Any], outcome: dict[str, Any]) -> bool:
     return outcome["status"] == "erro" and said == {"repetir": None} | outcome
 
 
-def _read(body: bytes) -> _Message | None:
+def _read(body: bytes) -> WorkerMessage | None:
     try:
-        return msgspec.json.decode(body, type=_Message)
+        return msgspec.json.decode(body, type=WorkerMessage)
     except msgspec.DecodeError:
         return None
 
 
-def _identity(message: _Message) -> Identity:
+def _identity(message: WorkerMessage) -> Identity:
     return message.correlation_id, message.tarefa or "", message.tentativa

@@ -2,29 +2,20 @@
 
 import asyncio
 import json
-import random
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from oraculo.errors import BrokerError, InvalidInput
 from oraculo.ports.broker import Broker, Outgoing, publish_all
-from oraculo.testing.simulation.scenario import Scenario
-from oraculo.testing.simulation.worker_oracle import Identity
 from oraculo.wire import naming
 from oraculo.wire.message import decode_message
 from oraculo.worker import App, Context, DoNotRetry
 
-
-class Factory(Protocol):
-    @property
-    def scenario(self) -> Scenario: ...
-    @property
-    def dice(self) -> random.Random: ...
-    def handler_begins(self, identity: Identity) -> None: ...
-    def handler_ends(self, server: str, identity: Identity, payload: dict[str, Any]) -> None: ...
+if TYPE_CHECKING:
+    from oraculo.testing.simulation.world import World
 
 
-def sdk_app(queues: Sequence[str], world: Factory) -> App:
+def sdk_app(queues: Sequence[str], world: "World") -> App:
     app = App("simulated")
 
     async def work(payload: dict[str, Any], ctx: Context) -> dict[str, Any]:
@@ -49,12 +40,12 @@ def sdk_app(queues: Sequence[str], world: Factory) -> App:
     return app
 
 
-def _failure(world: Factory, text: str) -> Exception:
+def _failure(world: "World", text: str) -> Exception:
     is_final = world.scenario.final_rate and world.dice.random() < world.scenario.final_rate
     return DoNotRetry(text) if is_final else RuntimeError(text)
 
 
-async def plain_worker(queue: str, broker: Broker, server: str, world: Factory) -> None:
+async def plain_worker(queue: str, broker: Broker, server: str, world: "World") -> None:
     """Run a worker that only uses the broker's client. It names its task in the payload, and never the attempt."""
     while True:
         try:
@@ -69,7 +60,7 @@ async def plain_worker(queue: str, broker: Broker, server: str, world: Factory) 
         await asyncio.sleep(0.5)
 
 
-def _plain_answer(body: bytes, server: str, world: Factory) -> bytes:
+def _plain_answer(body: bytes, server: str, world: "World") -> bytes:
     command = decode_message(body)
     failed = world.dice.random() < world.scenario.failure_rate
     payload: dict[str, Any] = {"tarefa": command.tarefa}

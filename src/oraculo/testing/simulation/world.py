@@ -5,7 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from contextvars import Context
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -17,6 +17,7 @@ from oraculo.engine.service import Engine
 from oraculo.errors import OraculoError
 from oraculo.ports.broker import Outgoing, publish_all
 from oraculo.ports.broker_admin import FullBroker, QueueState
+from oraculo.ports.store import Storage
 from oraculo.ports.telemetry import Silent
 from oraculo.settings import WorkerSettings
 from oraculo.testing.simulation.brokers import HostBroker, ServerState, SimulatedServer
@@ -71,7 +72,8 @@ class World(Witness):
     def _boot(self, name: str) -> None:
         host = SimulatedHost(name)
         connections = [HostBroker(server, host, self.trouble, durable=self.scenario.durable) for server in self.servers]
-        broker: FullBroker = connections[0] if len(connections) == 1 else FailoverBroker(connections)
+        each = [connection.whole() for connection in connections]
+        broker = each[0] if len(each) == 1 else FailoverBroker(each)
         service: Engine | Worker | None = None
         if name.startswith("engine"):
             service = self._engine(host, broker)
@@ -83,7 +85,7 @@ class World(Witness):
             self.hear_out(name, host.spawn(service.start()))
         else:
             for connection in connections:  # a plain worker for each broker, because it can use only one
-                self.hear_out(name, host.spawn(plain_worker(PLAIN_QUEUE, connection, connection.name, self)))
+                self.hear_out(name, host.spawn(plain_worker(PLAIN_QUEUE, connection.whole(), connection.name, self)))
         self._hosts[name] = (host, service, connections)
         self.log(f"{name} starts")
 
@@ -91,7 +93,7 @@ class World(Witness):
         return Engine(
             SETTINGS,
             broker,
-            HostStore(self.disk, host, self.trouble),
+            cast("Storage", HostStore(self.disk, host, self.trouble)),
             clock=self.clock,
             entropy=self.entropy,
             telemetry=Silent(),
@@ -112,7 +114,7 @@ class World(Witness):
         self.log(f"{host.name} dies")
         self._disturbed()
         host.die()
-        self._oracle.died(host.name)
+        self.oracle.died(host.name)
         _, _, connections = self._hosts[host.name]
         self._keep(self._after_death(host.name, connections))
 
@@ -153,7 +155,7 @@ class World(Witness):
         if self.trouble.happens("refuse"):
             return 503
         run_id = msgspec.json.decode(body)["correlation_id"]
-        self._oracle.delivered(run_id, "webhook", body)
+        self.oracle.delivered(run_id, "webhook", body)
         for law in self._laws:
             law.delivered(run_id, "webhook", body)
         self.trouble.step(host)
@@ -216,17 +218,17 @@ class World(Witness):
                     await self._leave(server)
             if self.trouble.happens("clock_jump"):
                 self.clock.skew += self.trouble.up_to(40.0) - 20.0
-                self._timeline.clock_was_set(self.loop.time(), self.clock.skew)
+                self.timeline.clock_was_set(self.loop.time(), self.clock.skew)
                 self.log(f"the clock is set to {self.clock.skew:+.1f} s")
             self.undisturbed_since = max(self.undisturbed_since, self.trouble.last)
             if not (self.all_up() and self.is_served):
                 self._disturbed()
             moment = self.loop.time()
             if len(self.engines()) < self.scenario.engines:
-                self._timeline.stalled(moment - 1.0, moment)
+                self.timeline.stalled(moment - 1.0, moment)
             for law in self._laws:
                 law.second()
-            self._oracle.second(moment)
+            self.oracle.second(moment)
 
     async def settle(self) -> bool:
         """Stop all faults and wait until everything has ended. Returns False when it does not."""
@@ -283,7 +285,7 @@ class World(Witness):
             law.at_rest(histories, queues)
         documents = {run_id: msgspec.json.encode(run_view(run)) for run_id, run in (await self._stored()).items()}
         is_sure = not (self._may_lack_dead_letters or self.lost_for_good)
-        self._oracle.at_rest(documents, self._resting() if is_sure else None)
+        self.oracle.at_rest(documents, self._resting() if is_sure else None)
 
     def statuses(self) -> Counter[str]:
         return Counter(run.head.status.value for run in self.runs.values())
