@@ -1,17 +1,18 @@
 """What the tests of the MongoDB store share.
 
-pytest looks for fixtures in the module of a test, so each of those names the ones it uses: `url = stage.url`.
+pytest looks for fixtures in the module of a test, so each of those names the ones it uses:
+`url, of_module = stage.url, stage.of_module`.
 """
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from pymongo import AsyncMongoClient
+from pymongo import AsyncMongoClient, MongoClient
 
 from oraculo.core.run import Run
 from oraculo.stores.mongo import MongoStore, server
@@ -42,11 +43,30 @@ async def database(url: str) -> AsyncIterator[Database]:
 
 
 @pytest.fixture
-async def url(fleet: Fleet) -> AsyncIterator[str]:
-    address = with_database(fleet.url("mongodb"))
-    yield address
-    async with database(address) as found:
-        await found.client.drop_database(found.name)
+def new_url(fleet: Fleet) -> Iterator[str]:
+    """A database in which nothing was ever made."""
+    yield from _kept(with_database(fleet.url("mongodb")))
+
+
+@pytest.fixture(scope="module")
+def of_module(fleet: Fleet) -> Iterator[str]:
+    yield from _kept(with_database(fleet.url("mongodb")))
+
+
+def _kept(address: str) -> Iterator[str]:
+    with MongoClient[Any](address) as client:
+        yield address
+        client.drop_database(client.get_default_database().name)
+
+
+@pytest.fixture
+def url(of_module: str) -> Iterator[str]:
+    """The database of a module's tests, without runs. Its indexes stay: under qemu they take a second to make."""
+    yield of_module
+    with MongoClient[Any](of_module) as client:
+        found = client.get_default_database()
+        for name in found.list_collection_names():
+            found[name].delete_many({"_id": {"$ne": "esquema"}})
 
 
 def opened(url: str, **options: float) -> AbstractAsyncContextManager[MongoStore]:
@@ -64,8 +84,9 @@ def wide_run(run_id: str, width: int = 200, **fields: Any) -> Run:
 
 
 async def end_abandoned(url: str) -> None:
-    """End the transactions of clients that were killed or had no time left: they keep the database from being dropped
-    for a minute."""
-    async with opened(url) as store:
-        await asyncio.sleep(server.ABANDONED_SECONDS)
-        await store._server.end_abandoned()
+    """End the transactions of clients that were killed or had no time left, which lock their runs for a minute."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server, "ABANDONED_SECONDS", 0.1)
+        async with opened(url) as store:
+            await asyncio.sleep(0.1)
+            await store._server.end_abandoned()

@@ -29,7 +29,7 @@ from tests.stores import mongo_stage as stage
 from tests.stores.killed_writer import survives_kills
 from tests.stores.mongo_stage import OF_RUNS, counts, database, end_abandoned, opened, wide_run
 
-url = stage.url  # a fixture
+url, new_url, of_module = stage.url, stage.new_url, stage.of_module  # fixtures
 
 
 class TestConformance(StoreSuite):
@@ -228,6 +228,7 @@ async def test_runs_of_one_moment_are_listed_by_id_page_by_page(url: str) -> Non
         assert [head.id for head in (*first.heads, *rest.heads)] == ["run-9", "run-5", "run-3", "run-1"]
 
 
-async def test_a_process_that_is_killed_leaves_every_run_whole(url: str) -> None:
-    await survives_kills(MongoStore, url, kills=4)
-    await end_abandoned(url)
+@pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.long)])
+async def test_a_process_that_is_killed_leaves_every_run_whole(new_url: str, kills: int) -> None:
+    await survives_kills(MongoStore, new_url, kills=kills)
+    await end_abandoned(new_url)

@@ -13,12 +13,13 @@ from pymongo.errors import AutoReconnect
 from oraculo.core.events import Progressed, Sent
 from oraculo.errors import StoreUnavailable
 from oraculo.ports.store import CreationOutcome, Storage
+from oraculo.stores.mongo import server
 from oraculo.testing.store_runs import assert_stored, change, changed, create, creation, load, make_run, revived
 from tests.servers.fleet import Fleet
 from tests.stores import mongo_stage as stage
 from tests.stores.mongo_stage import OF_RUNS, counts, end_abandoned, opened, wide_run
 
-url = stage.url  # a fixture
+url, of_module = stage.url, stage.of_module  # fixtures
 
 
 async def test_engines_that_change_the_same_runs_in_another_order_are_all_served(url: str) -> None:
@@ -28,7 +29,7 @@ async def test_engines_that_change_the_same_runs_in_another_order_are_all_served
         written = dict.fromkeys(names, 1)
 
         async def write(store: Storage, order: list[str]) -> None:
-            for number in range(10):
+            for number in range(3):
                 loaded = await store.load(order)
                 runs = [revived(loaded[name]) for name in order]
                 changes = [changed(run, Progressed(0, float(number))) for run in runs]
@@ -59,7 +60,7 @@ async def test_a_run_is_read_whole_while_it_changes(url: str) -> None:
             return read
 
         reading = asyncio.ensure_future(read())
-        for version in range(2, 15):
+        for version in range(2, 8):
             await change(store, changed(run, *(Progressed(n, 1.0, str(version)) for n in range(50))))
         done.set()
         assert await reading > 0
@@ -110,11 +111,11 @@ async def test_a_commit_whose_outcome_was_lost_is_asked_for_again(url: str, monk
 async def test_a_commit_whose_outcome_stays_unknown_is_neither_a_failure_nor_a_conflict(
     url: str, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(url, call_seconds=2 * fleet.mongo_slowness()) as store:
+    async with opened(url) as store, opened(url, call_seconds=0.5 * fleet.mongo_slowness()) as impatient:
         await create(store, run := make_run("a"))
         async with unheard_commits(monkeypatch, times=1_000_000):
             with pytest.raises(StoreUnavailable):
-                await store.commit([creation(make_run("b"))], [changed(run, Sent(0, 1))])
+                await impatient.commit([creation(make_run("b"))], [changed(run, Sent(0, 1))])
         # It was written, and whoever tries again finds that out.
         again = await store.commit([creation(make_run("b"))], [changed(revived(await load(store, "a")), Sent(1, 1))])
         assert [created.outcome for created in again.created] == [CreationOutcome.SAME]
@@ -146,12 +147,15 @@ async def test_what_a_killed_process_had_locked_is_free_in_seconds(url: str) -> 
         await assert_stored(store, run)
 
 
-async def test_the_transactions_of_other_applications_are_left_alone(url: str, fleet: Fleet) -> None:
-    async with opened(url, call_seconds=4 * fleet.mongo_slowness()) as store:
+async def test_the_transactions_of_other_applications_are_left_alone(
+    url: str, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "ABANDONED_SECONDS", 0.1)
+    async with opened(url) as store, opened(url, call_seconds=0.5 * fleet.mongo_slowness()) as impatient:
         await create(store, run := make_run("a"))
         async with abandoned_transaction(url, "a", "loja"):
             with pytest.raises(StoreUnavailable):
-                await store.commit([], [changed(run, Progressed(0, 1.0))])
+                await impatient.commit([], [changed(run, Progressed(0, 1.0))])
         again = revived(await load(store, "a"))
         await change(store, changed(again, Progressed(0, 2.0)))
         await assert_stored(store, again)

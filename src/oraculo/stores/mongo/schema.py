@@ -9,6 +9,7 @@ from oraculo.stores.migrations import Migration
 from oraculo.stores.mongo.server import CHECK_SECONDS, Collections, Server
 
 TRUSTED_SECONDS = 1.0
+CONFIRM_SECONDS = 2.5  # so that there is time left to ask why a write is not confirmed
 _NUMBER = {"_id": "esquema"}
 
 # `ordem` is in the order of creation. An index with a condition has a document for only as long as the condition holds.
@@ -65,8 +66,17 @@ async def migrate(server: Server) -> list[str]:
 
 async def prove(server: Server) -> None:
     """Raise StoreUnavailable unless the schema is there and a majority of the replica set confirms a write."""
-    with server.limited(CHECK_SECONDS) as db:
-        done = await db.meta.update_one(_NUMBER, {"$currentDate": {"verificado_em": True}})
+    with server.limited(CHECK_SECONDS):
+        try:
+            with server.limited(CONFIRM_SECONDS) as db:
+                done = await db.meta.update_one(_NUMBER, {"$currentDate": {"verificado_em": True}})
+        except StoreUnavailable as error:
+            if not getattr(error.__cause__, "timeout", False):
+                raise
+            await server.version()  # the server answers: it waits for the others
+            raise StoreUnavailable(
+                f"MongoDB at {server.place}: a majority of its replica set does not confirm writes"
+            ) from error
     if not done.matched_count:
         raise _gone(server)
 
