@@ -22,17 +22,6 @@ async def test_an_unknown_address_is_a_problem(service: Service) -> None:
         assert_problem(await service.client.get(path), 404, None, "/docs")
 
 
-@pytest.mark.parametrize("path", ["/orquestracoes/", "/pipelines/", "/filas/x/dlq/", "/health/"])
-async def test_a_slash_too_many_is_reported(path: str, service: Service) -> None:
-    assert_problem(await service.client.post(path), 404, None, "without the slash at its end there is")
-
-
-async def test_a_slash_that_is_not_all_that_is_wrong(service: Service) -> None:
-    assert "slash" not in (await service.client.get("/nada/")).text
-    unknown = await service.client.get("/orquestracoes/abc/")
-    assert_problem(unknown, 404, None, "; is the slash at its end one too many?")
-
-
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [

@@ -188,7 +188,7 @@ def work(payload: dict) -> int | None:
 """
 
 
-def test_a_process_that_a_handler_forks_ends_when_it_is_reported_to(
+def test_a_process_that_a_handler_forks_ends_when_it_is_asked_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "pai_de_teste.py").write_text(FORKING_APP)

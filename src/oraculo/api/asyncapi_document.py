@@ -3,14 +3,13 @@
 It is built from the present pipelines and routes. The caller passes the API's schemas of requests and aggregates.
 """
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from oraculo.api.asyncapi_messages import DEAD_LETTER, Object, components, ref
 from oraculo.pipeline.bridges import queue_of
-from oraculo.pipeline.definition import Definition, Step
+from oraculo.pipeline.definition import Definition
 from oraculo.settings.urls import node_urls
 from oraculo.wire import naming
 from oraculo.wire.naming import QueueNames, numbered
@@ -18,7 +17,6 @@ from oraculo.wire.naming import QueueNames, numbered
 SPECIFICATION = "3.0.0"
 
 MAX_USES = 50  # of one queue that its description names: a pipeline may have 100,000 steps
-MAX_CONFIG = 200  # characters of a step's config that it shows
 
 _AMQP_BINDING = {"bindingVersion": "0.3.0"}
 _ANSWERS = (naming.COLLECTED, naming.EXECUTED, naming.PROGRESS)
@@ -103,7 +101,7 @@ class _Broker(NamedTuple):
     name: str
     kind: _BrokerKind
     host: str
-    others: list[str]  # the other nodes of the same cluster
+    others: str  # the other nodes of the same cluster
     path: str  # percent-encoded, without the leading slash
     is_secure: bool
     has_password: bool
@@ -119,13 +117,15 @@ def _read_brokers(urls: Iterable[str]) -> list[_Broker]:
 
 def _read_broker(name: str, kind: _BrokerKind, nodes: Sequence[SplitResult]) -> _Broker:
     """Return the broker without user, password and query, which readers of the document must not see."""
-    first = nodes[0]
+    first, others = nodes[0], ", ".join(map(_host, nodes[1:]))
+    # An `@` behind the host belongs to a password that is not encoded, so the rest is not shown.
+    is_odd = "@" in first.path + first.query + first.fragment
     return _Broker(
         name,
         kind,
-        _host(first),
-        [] if _is_odd(first) else [_host(node) for node in nodes[1:]],
-        "" if _is_odd(first) else first.path.removeprefix("/"),
+        (first.hostname or "localhost") if is_odd else _host(first),
+        "" if is_odd else others,
+        "" if is_odd else first.path.removeprefix("/"),
         is_secure=first.scheme in _TLS_SCHEMES,
         has_password=first.password is not None,
     )
@@ -134,79 +134,37 @@ def _read_broker(name: str, kind: _BrokerKind, nodes: Sequence[SplitResult]) -> 
 def _host(parts: SplitResult) -> str:
     host = parts.hostname or "localhost"
     host = f"[{host}]" if ":" in host else host
-    return host if _is_odd(parts) or parts.port is None else f"{host}:{parts.port}"
-
-
-def _is_odd(parts: SplitResult) -> bool:
-    """Return whether the URL has an `@` after the host: then a part of an unencoded password stands in port or path."""
-    return "@" in parts.path + parts.query + parts.fragment
+    return host if parts.port is None else f"{host}:{parts.port}"
 
 
 def _server(broker: _Broker) -> Object:
-    server = {
-        "host": broker.host,
-        "protocol": broker.kind.protocol,
-        "description": broker.kind.layout + (" Over TLS." if broker.is_secure else "") + _other_nodes(broker),
-    }
+    notes = (" Over TLS." if broker.is_secure else "") + (
+        f" Other nodes of the same cluster: {broker.others}." if broker.others else ""
+    )
+    server = {"host": broker.host, "protocol": broker.kind.protocol, "description": broker.kind.layout + notes}
     if broker.path:
         server["pathname"] = "/" + quote(broker.path, safe="/%")  # AsyncAPI takes braces for a variable
     return server | ({"security": [{"type": "userPassword"}]} if broker.has_password else {})
 
 
-def _other_nodes(broker: _Broker) -> str:
-    return f" Other nodes of the same cluster: {', '.join(broker.others)}." if broker.others else ""
-
-
 # -- who uses a queue -------------------------------------------------------------------------------------------------
 
 
-class _Uses:
-    """A list of the routes and steps that send to one queue; past a limit only their number."""
-
-    def __init__(self) -> None:
-        self._lines: list[str] = []
-        self._more = 0
-
-    def add_route(self, route: str) -> None:
-        self._add(lambda: f"- route {_code(route)}")
-
-    def add_step(self, pipeline: str, step: Step) -> None:
-        self._add(lambda: f"- pipeline {_code(pipeline)}, step {_code(step.id)}{_config(step)}")
-
-    def _add(self, line: Callable[[], str]) -> None:
-        if len(self._lines) < MAX_USES:
-            self._lines.append(line())
-        else:
-            self._more += 1
-
-    def __str__(self) -> str:
-        more = [f"- and {self._more} more"] if self._more else []
-        return "\n".join(["Used by:", "", *self._lines, *more])
-
-
-def _destinations(routes: Mapping[str, Sequence[str]], pipelines: Iterable[Definition]) -> dict[str, _Uses]:
-    found: dict[str, _Uses] = {}
+def _destinations(routes: Mapping[str, Sequence[str]], pipelines: Iterable[Definition]) -> dict[str, str]:
+    """Return the description of each destination, with the routes and steps that send to it."""
+    users: dict[str, list[str]] = {}
     for route, destinations in sorted(routes.items()):
         for queue in dict.fromkeys(map(queue_of, destinations)):
-            found.setdefault(queue, _Uses()).add_route(route)
+            users.setdefault(queue, []).append(f"- route `{route}`")
     for definition in sorted(pipelines, key=lambda definition: definition.name):
         for step in definition.steps:
-            found.setdefault(step.queue, _Uses()).add_step(definition.name, step)
-    return dict(sorted(found.items()))
+            users.setdefault(step.queue, []).append(f"- pipeline `{definition.name}`, step `{step.id}`")
+    return {queue: _description(queue, users[queue]) for queue in sorted(users)}
 
 
-def _config(step: Step) -> str:
-    """Return the step's config as it was written: it may hold a number that Python cannot."""
-    text = bytes(step.config).decode()
-    if not text:
-        return ""
-    return f", config {_code(text if len(text) <= MAX_CONFIG else text[: MAX_CONFIG - 1] + '…')}"
-
-
-def _code(text: str) -> str:
-    """Return the text as code in CommonMark, backticks included."""
-    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
-    return f"{fence}{text}{fence}" if len(fence) == 1 else f"{fence} {text} {fence}"
+def _description(queue: str, users: Sequence[str]) -> str:
+    more = [f"- and {len(users) - MAX_USES} more"] if len(users) > MAX_USES else []
+    return "\n".join([f"Commands for `{queue}`. Used by:", "", *users[:MAX_USES], *more])
 
 
 def _free_name(wish: str, taken: Mapping[str, object]) -> str:
@@ -226,19 +184,17 @@ class _Writer:
         self._reply_channel = reply_channel
         self._vhosts = {unquote(broker.path) or "/" for broker in brokers if broker.kind.name == _RABBITMQ.name}
 
-    def channels(self, destinations: Mapping[str, _Uses]) -> Object:
+    def channels(self, destinations: Mapping[str, str]) -> Object:
         own = {
             naming.REQUESTS: self._queue(naming.REQUESTS, [naming.START_RUN], "Requests: whoever wants a run."),
             naming.ANSWERS: self._queue(naming.ANSWERS, _ANSWERS, "Answers and progress, from every worker."),
         }
         commands = {
-            queue: self._queue(queue, [naming.command_event(queue)], f"Commands for {_code(queue)}. {uses}")
-            for queue, uses in destinations.items()
+            queue: self._queue(queue, [naming.command_event(queue)], description)
+            for queue, description in destinations.items()
         }
         dead_letters = {
-            naming.dlq_of(queue): self._queue(
-                naming.dlq_of(queue), [DEAD_LETTER], f"The dead letters of {_code(queue)}."
-            )
+            naming.dlq_of(queue): self._queue(naming.dlq_of(queue), [DEAD_LETTER], f"The dead letters of `{queue}`.")
             for queue in own | commands
         }
         return own | commands | dead_letters | {self._reply_channel: self._reply_queue()}
@@ -255,7 +211,7 @@ class _Writer:
         return queue | ({"vhost": next(iter(self._vhosts))} if len(self._vhosts) == 1 else {})
 
     def _reply_queue(self) -> Object:
-        prefixed = f", behind the prefix {_code(self._names.prefix)}" if self._names.prefix else ""
+        prefixed = f", behind the prefix `{self._names.prefix}`" if self._names.prefix else ""
         return {
             "address": None,
             "title": "responder_em",
@@ -286,7 +242,7 @@ class _Writer:
         """Return the operation that sends commands. The reply has a fixed channel, although `responder_em` names it."""
         answers = _message_refs(naming.ANSWERS, [naming.answer_event(queue), naming.PROGRESS])
         reply = {"channel": ref("channels", naming.ANSWERS), "messages": answers}
-        summary = f"Asks {_code(queue)} for one subtask of a run, and awaits the answer until `prazo`."
+        summary = f"Asks `{queue}` for one subtask of a run, and awaits the answer until `prazo`."
         return self._send(queue, [naming.command_event(queue)], summary) | {"reply": reply}
 
     def _aggregate_reply(self) -> Object:
@@ -298,13 +254,11 @@ class _Writer:
         }
 
     def _dead_letters(self, queue: str) -> Object:
-        summary = f"Sets apart what came on {_code(queue)} and could not be handled, with the reason."
+        summary = f"Sets apart what came on `{queue}` and could not be handled, with the reason."
         return self._send(naming.dlq_of(queue), [DEAD_LETTER], summary)
 
     def _redrive(self, queue: str) -> Object:
-        summary = (
-            f"Takes dead letters out, back to {_code(queue)} or away, when `POST /filas/{queue}/dlq/reenviar` asks."
-        )
+        summary = f"Takes dead letters out, back to `{queue}` or away, when `POST /filas/{queue}/dlq/reenviar` asks."
         return self._receive(naming.dlq_of(queue), [DEAD_LETTER], summary)
 
     def _send(self, channel: str, messages: Iterable[str], summary: str) -> Object:

@@ -1,5 +1,6 @@
 """Errors as `application/problem+json` (RFC 9457), and the status of each error class."""
 
+import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
@@ -111,16 +112,8 @@ def _address(scope: Scope) -> str:
 def _encoded(problem: Problem) -> bytes:
     try:
         return msgspec.json.encode(problem)
-    except UnicodeEncodeError:  # the message quotes half a surrogate pair, which becomes "?"
-        return msgspec.json.encode(_readable(msgspec.to_builtins(problem)))
-
-
-def _readable(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _readable(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_readable(item) for item in value]
-    return value.encode(errors="replace").decode() if isinstance(value, str) else value
+    except UnicodeEncodeError:  # the message quotes half a surrogate pair
+        return json.dumps(msgspec.to_builtins(problem)).encode()
 
 
 def install_problems(app: FastAPI) -> None:
@@ -177,7 +170,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         return _method_not_allowed(request)
     if error.status_code == HTTPStatus.NOT_FOUND and error.detail == HTTPStatus.NOT_FOUND.phrase:
-        error.detail = f"There is nothing at this address{_without_slash(request)}; GET /docs shows what there is."
+        error.detail = "There is nothing at this address; GET /docs shows what there is."
     return http_problem(request.scope, error)
 
 
@@ -186,12 +179,6 @@ def http_problem(scope: Scope, error: HTTPException) -> Response:
     phrase = HTTPStatus(error.status_code).phrase
     problem = Problem(_urn(phrase.lower().replace(" ", "-")), phrase, error.status_code, error.detail)
     return problem_reply(scope, problem, error.headers)
-
-
-def _without_slash(request: Request) -> str:
-    path: str = request.scope["path"]
-    is_all_that_is_wrong = path.endswith("/") and _methods_at(path.rstrip("/"), request)
-    return ", but without the slash at its end there is" if is_all_that_is_wrong else ""
 
 
 def _method_not_allowed(request: Request) -> Response:

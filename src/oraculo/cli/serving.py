@@ -321,13 +321,20 @@ def _run(main: Coroutine[Any, Any, None], config: uvicorn.Config) -> None:
 def _reset_signals_in_children() -> None:
     """Give processes that a handler forks Python's own signal handlers: with ours, a `Pool` could not end them."""
     if hasattr(os, "register_at_fork"):  # Windows has no forks
-        os.register_at_fork(after_in_child=_reset_signals)
+        # Held back meanwhile: our handlers would swallow a signal that reaches the child before they are gone.
+        hold = partial(signal.pthread_sigmask, signal.SIG_BLOCK, _SIGNALS)
+        os.register_at_fork(before=hold, after_in_parent=_release_signals, after_in_child=_reset_signals)
+
+
+def _release_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 def _reset_signals() -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    _release_signals()
 
 
 def _leave_behind(error: Exception | None = None) -> None:
