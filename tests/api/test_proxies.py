@@ -55,8 +55,8 @@ def _serving(command: str, folder: Path, proxies: str) -> Iterator[tuple[str, li
 @pytest.mark.parametrize(
     ("command", "proxies", "is_believed"),
     [
-        *((command, "", False) for command in COMMANDS),
-        *((command, "127.0.0.0/8,::1", True) for command in COMMANDS),
+        ("uvicorn that believes everyone", "", False),
+        ("uvicorn", "127.0.0.0/8,::1", True),
         ("oraculo serve", "10.0.0.0/8", False),
     ],
 )
