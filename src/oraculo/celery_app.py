@@ -6,11 +6,9 @@ these worker apps; `oraculo worker module:app --engine celery` does so for one a
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from celery import Celery
-from celery.utils.imports import symbol_by_name
 
 from oraculo.bootstrap import make_broker, make_objects
 from oraculo.bridges.celery.app import NAME, make_app
@@ -18,8 +16,8 @@ from oraculo.bridges.celery.command_line import name_worker
 from oraculo.errors import Fault, InvalidSettings
 from oraculo.ports.clock import SystemClock
 from oraculo.settings import Settings, load_settings
-from oraculo.wire.answers import describe
 from oraculo.worker import App
+from oraculo.worker.loading import load_app
 
 
 def make_celery_app(settings: Settings, apps: Sequence[App] = ()) -> Celery:
@@ -34,20 +32,10 @@ def make_celery_app(settings: Settings, apps: Sequence[App] = ()) -> Celery:
 
 def load_apps(settings: Settings) -> list[App]:
     """Return the worker apps that the settings name. Raises InvalidSettings."""
-    return [_load_app(target) for target in settings.celery.apps]
-
-
-def _load_app(target: str) -> App:
-    here = str(Path.cwd())
-    if here not in sys.path:  # Celery imports from the current folder only what -A names
-        sys.path.insert(0, here)
     try:
-        found = symbol_by_name(target)
-    except (Exception, SystemExit) as error:  # the user's module may raise anything
-        raise InvalidSettings(Fault("ORACULO_CELERY_APPS", f"{target} cannot be loaded: {describe(error)}")) from error
-    if not isinstance(found, App) or not found.handlers:
-        raise InvalidSettings(Fault("ORACULO_CELERY_APPS", f"{target} is no oraculo.worker.App with handlers"))
-    return found
+        return [load_app(target) for target in settings.celery.apps]
+    except InvalidSettings as error:
+        raise InvalidSettings([Fault("ORACULO_CELERY_APPS", str(fault)) for fault in error.faults]) from None
 
 
 def __getattr__(name: str) -> Any:

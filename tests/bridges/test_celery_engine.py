@@ -313,7 +313,7 @@ def test_an_app_that_ends_the_process_when_it_is_imported_is_named(
 ) -> None:
     (tmp_path / "desiste_no_celery.py").write_text(line)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(InvalidSettings, match="desiste_no_celery:app cannot be loaded: SystemExit"):
+    with pytest.raises(InvalidSettings, match=r"ORACULO_CELERY_APPS: desiste_no_celery:app: .*SystemExit"):
         load_apps(Settings(celery=CelerySettings(apps=("desiste_no_celery:app",))))
 
 

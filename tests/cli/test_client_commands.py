@@ -355,8 +355,8 @@ def test_a_queue_that_nobody_serves_is_warned_of_when_a_server_is_named(cli: Cli
         "nobody listens on queue 'escavador_blgo' now",
     )
     assert cli.json("pipelines", "validate", "a.yaml")["arquivos"][0]["avisos"] == [
-        {"campo": "executador_ninguem.queue", "motivo": unserved},
-        {"campo": "escavador_blgo.queue", "motivo": f"{mistyped}; did you mean 'escavador_blog'?"},
+        {"campo": "steps[0] (executador_ninguem).queue", "motivo": unserved},
+        {"campo": "steps[2] (escavador_blgo).queue", "motivo": f"{mistyped}; did you mean 'escavador_blog'?"},
     ]
 
 

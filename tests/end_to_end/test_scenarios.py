@@ -130,7 +130,7 @@ async def test_garbage_goes_to_the_dead_letters_with_a_reason(settings: Settings
         await oraculo.publish(queue, b"\xff\x00 not JSON")
         letters = await until(lambda: oraculo.operations.dead_letters(queue, limit=10), saying="a dead letter")
         assert letters[0].body == b"\xff\x00 not JSON"
-        assert letters[0].reason == "not UTF-8: byte 0 cannot be read"
+        assert letters[0].reason.startswith("not UTF-8: byte 0 cannot be read")
         assert (await oraculo.run({"destinos": ["escavador_a"], "payload": {}}))["status"] == "concluida"
 
 

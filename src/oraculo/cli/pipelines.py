@@ -1,6 +1,6 @@
 """`oraculo pipelines`: the definitions on a server, and the validation of files without one."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
@@ -16,6 +16,7 @@ from oraculo.errors import Fault, InvalidInput, InvalidPipeline
 if TYPE_CHECKING:
     from oraculo.pipeline.definition import Definition
 
+_NONE: Mapping[str, int | None] = {}
 _ORIGINS = {"embutido": "built in", "pasta": "folder", "api": "API"}
 
 app = typer.Typer(no_args_is_help=True, help="Pipelines: list, show, validate, put, delete.")
@@ -118,41 +119,27 @@ def validate(files: Files, url: GivenUrl = None, api_key: ApiKey = None, as_json
     Each fault is named with its step; exit status 2 when there is one. Warns of types that look mistyped and, with
     --url, of queues that nobody serves now.
     """
-    findings = list(check_files(files))
-    if url is not None:
-        _warn_of_unserved(findings, url, api_key)
+    findings = list(check_files(files, {} if url is None else _consumers(url, api_key)))
     if as_json:
         output.print_json({"arquivos": findings})
     else:
-        _tell(findings)
+        _print(findings)
     if any(finding["erros"] for finding in findings):
         raise typer.Exit(output.BAD_USAGE)
 
 
-def _warn_of_unserved(findings: Sequence[dict[str, Any]], url: str, api_key: str | None) -> None:
-    """Add a warning for each queue without a consumer. Brokers that do not count consumers give none."""
-    from oraculo.wire.naming import is_own_queue, near_miss
-
+def _consumers(url: str, api_key: str | None) -> dict[str, int | None]:
+    """Return the number of consumers of each queue, as far as the server's brokers count them."""
     try:
         with ServerClient(url, api_key) as server:
-            consumers = {queue["fila"]: queue["consumidores"] for queue in server.get("/filas")["filas"]}
+            return {queue["fila"]: queue["consumidores"] for queue in server.get("/filas")["filas"]}
     except (Refused, Unreachable) as error:
         output.note(f"oraculo: nobody says which queues are served: {error}")
-        return
-    if not any(count is not None for count in consumers.values()):
-        return
-    served = [queue for queue, count in consumers.items() if count and not is_own_queue(queue)]
-    for finding in findings:
-        for step, queue in finding.get("filas", {}).items():
-            if "://" not in queue and consumers.get(queue, 0) == 0:
-                meant = near_miss(queue, served)
-                hint = "" if meant is None else f"; did you mean '{meant}'?"
-                warning = Fault(f"{step}.queue", f"nobody listens on queue '{queue}' now{hint}")
-                finding["avisos"] += _written([warning])
+        return {}
 
 
-def check_files(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
-    """Yield one finding for each file, with every fault."""
+def check_files(paths: Sequence[Path], consumers: Mapping[str, int | None] = _NONE) -> Iterator[dict[str, Any]]:
+    """Yield one finding for each file, with every fault. `consumers` gives warnings of queues that nobody serves."""
     names: dict[str, Path] = {}
     for path in _expanded(paths):
         definition, faults = _check(path)
@@ -160,14 +147,20 @@ def check_files(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
         if name is not None and (first := names.setdefault(name, path)) != path:
             faults.append(Fault("name", f"'{name}' is the name of {first} already"))
         finding = {"arquivo": str(path), "pipeline": name, "valido": not faults, "erros": _written(faults)}
-        yield finding | ({} if definition is None else _what_it_does(definition))
+        yield finding | ({} if definition is None else _what_it_does(definition, consumers))
 
 
-def _what_it_does(definition: "Definition") -> dict[str, Any]:
-    from oraculo.pipeline.advice import mistyped_types
+def _what_it_does(definition: "Definition", consumers: Mapping[str, int | None]) -> dict[str, Any]:
+    from oraculo.pipeline.advice import mistyped_types, unserved_queues
+    from oraculo.wire.naming import is_own_queue
 
     queues = {step.id: step.queue if step.bridge is None else step.bridge.url for step in definition.steps}
-    return {"filas": queues, "avisos": _written(mistyped_types(definition))}
+    warnings = mistyped_types(definition)
+    if any(count is not None for count in consumers.values()):  # else the brokers do not count consumers
+        served = [queue for queue, count in consumers.items() if count and not is_own_queue(queue)]
+        known = {**dict.fromkeys((step.queue for step in definition.steps), 0), **consumers}
+        warnings += unserved_queues(definition, known, served)
+    return {"filas": queues, "avisos": _written(warnings)}
 
 
 def _written(faults: Sequence[Fault]) -> list[dict[str, str]]:
@@ -196,7 +189,7 @@ def _check(path: Path) -> tuple["Definition | None", list[Fault]]:
         return None, [Fault("", f"cannot be read: {error.strerror}")]
 
 
-def _tell(findings: Sequence[dict[str, Any]]) -> None:
+def _print(findings: Sequence[dict[str, Any]]) -> None:
     if not findings:
         output.note("no pipeline files there (.yaml, .yml, .json)")
     for finding in findings:

@@ -7,12 +7,12 @@ import msgspec
 import typer
 
 from oraculo.cli import output
-from oraculo.cli.loading import load_app
 from oraculo.cli.shared_broker import expect_shared_broker
 from oraculo.errors import Fault, InvalidSettings
 
 if TYPE_CHECKING:
     from oraculo.settings import Settings
+    from oraculo.worker import App
 
 Host = Annotated[str | None, typer.Option(help="Address to listen on.", show_default=False)]
 Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")]
@@ -57,7 +57,7 @@ def dev(
     from oraculo.settings import load_settings
 
     settings = _with_insecure(_dev_settings(load_settings(), store), insecure)
-    apps = [load_app(target) for target in app or ()]
+    apps = [_load_app(target) for target in app or ()]
     if samples is None and apps:
         samples = False
     if samples is not False:
@@ -117,7 +117,7 @@ def serve(host: Host = None, port: Port = None, app: Apps = None, insecure: Inse
     from oraculo.settings import load_settings
 
     settings = _with_insecure(load_settings(), insecure)
-    apps = [load_app(target) for target in app or ()]
+    apps = [_load_app(target) for target in app or ()]
     host = host or settings.api.host
     listener = serving.listen(settings.api, host, port)
     serving.serve(settings, apps, listener, Greeting(settings, apps, host))
@@ -195,6 +195,12 @@ def worker(
     settings = load_settings()
     expect_shared_broker(settings, f"use `oraculo dev --app {app}`")
     if engine is Runner.CELERY:
-        serving.work_in_celery(settings, load_app(app), context.args)
+        serving.work_in_celery(settings, _load_app(app), context.args)
     else:
-        serving.work(settings, load_app(app))
+        serving.work(settings, _load_app(app))
+
+
+def _load_app(target: str) -> "App":
+    from oraculo.worker.loading import load_app
+
+    return load_app(target)

@@ -24,13 +24,6 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _HALF = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
-_OTHERS = {  # formats other than plain text, by their first bytes
-    b"\x1f\x8b": "gzip",
-    b"\xff\xfe": "UTF-16",
-    b"\xfe\xff": "UTF-16",
-    b"{\0": "UTF-16",
-    b"\0{": "UTF-16",
-}
 # Numbers, because `in` first tries bytes as a number, which raises an error each time.
 _NUL, _BACKSLASH = b"\0\\"
 _SLICE = 256 * 1024
@@ -50,7 +43,7 @@ def check_json_text(body: bytes, max_depth: int = MAX_DEPTH) -> None:
         raise InvalidJson(fault)
     bare = _bare(body)
     if _NUL in bare or (_BACKSLASH in bare and b"\\u0000" in bare):
-        raise InvalidJson(Fault("", f"holds a NUL character (\\u0000){_likeness(body) or '; remove it'}"))
+        raise InvalidJson(Fault("", "holds a NUL character (\\u0000); send plain JSON text in UTF-8 without it"))
     if _is_too_deep(bare, max_depth):
         raise InvalidJson(depth_fault(max_depth))
 
@@ -64,13 +57,8 @@ def _encoding_fault(body: bytes) -> Fault | None:
         try:
             body.decode()
         except UnicodeDecodeError as error:
-            return Fault("", f"not UTF-8: byte {error.start} cannot be read{_likeness(body)}")
+            return Fault("", f"not UTF-8: byte {error.start} cannot be read; send plain JSON text in UTF-8")
     return None
-
-
-def _likeness(body: bytes) -> str:
-    other = _OTHERS.get(body[:2])
-    return f"; it looks like {other}: send plain JSON text in UTF-8" if other else ""
 
 
 def json_fault(body: bytes, error: Exception) -> Fault:

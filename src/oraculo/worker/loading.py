@@ -5,20 +5,16 @@ import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from oraculo.errors import Fault, InvalidSettings
-
-if TYPE_CHECKING:
-    from oraculo.worker import App
+from oraculo.wire.answers import describe
+from oraculo.worker.app import App
 
 _NOT_A_FILE = "give the module as Python imports it, as meus_workers:app, and not its file"
 
 
-def load_app(target: str) -> "App":
+def load_app(target: str) -> App:
     """Return the app. Raises InvalidSettings, which names the wrong part of `target`."""
-    from oraculo.worker import App
-
     module_name, _, attribute = target.partition(":")
     if not module_name or not attribute:
         raise _wrong(target, "must be MODULE:APP, as meus_workers:app")
@@ -41,7 +37,7 @@ def _module(target: str, name: str) -> ModuleType:
         sys.path.insert(0, here)
     try:
         return importlib.import_module(name)
-    except Exception as error:  # noqa: BLE001 - the user's module may raise anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's module may raise anything
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{name}.".startswith(f"{missing}."):
             hint = f"; {_NOT_A_FILE}" if name.endswith(".py") else ""
@@ -49,9 +45,7 @@ def _module(target: str, name: str) -> ModuleType:
         raise _wrong(target, f"importing it failed: {_with_place(error)}") from None
 
 
-def _with_place(error: Exception) -> str:
-    from oraculo.wire.answers import describe
-
+def _with_place(error: BaseException) -> str:
     described = describe(error)
     if isinstance(error, SyntaxError):  # its message names file and line
         return described
