@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pika import BasicProperties, frame, spec
 
-from oraculo.brokers.rabbitmq.dead_letters import encoded
 from oraculo.brokers.rabbitmq.frames import Confirms, Connection, Deliveries
+from oraculo.brokers.rabbitmq.properties import encoded
 
 PROPERTIES = BasicProperties(content_type="application/json", delivery_mode=2, headers={"x": 1})
 FIRST, SECOND, PUBLISHING, UNKNOWN = 1, 2, 3, 4  # channels

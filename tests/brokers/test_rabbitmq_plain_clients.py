@@ -17,8 +17,8 @@ from structlog.testing import capture_logs
 from oraculo.brokers.rabbitmq import RabbitMQBroker
 from oraculo.brokers.rabbitmq import connection as connection_module
 from oraculo.brokers.rabbitmq import dead_letters as letters_module
-from oraculo.brokers.rabbitmq.dead_letters import carried, encoded, redeliveries_of
 from oraculo.brokers.rabbitmq.frames import Parcel
+from oraculo.brokers.rabbitmq.properties import carried, encoded, redeliveries_of
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Outgoing, publish_all
 from oraculo.wire.naming import dlq_of
@@ -453,7 +453,7 @@ class TestOthersQuarantines:
         self, broker: RabbitMQBroker, queue: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """With no bound at all a quorum queue hands over 2,000 at a time."""
-        monkeypatch.setattr("oraculo.brokers.rabbitmq.dead_letters._MOST_PREFETCH", 1000)
+        monkeypatch.setattr("oraculo.brokers.rabbitmq.dead_letters._MAX_PREFETCH", 1000)
         await publish_all(broker, [Outgoing(queue, b"%d" % n, reason="r") for n in range(2500)])
         assert len(await broker.dead_letters(queue, limit=3000)) == 2500
         await eventually(lambda: state(broker, queue), lambda now: now.dead_letters == 2500)
@@ -475,13 +475,13 @@ class TestOthersQuarantines:
         megabyte none came in time."""
         monkeypatch.setattr(letters_module, "ASKED_BYTES", 10_000)
         monkeypatch.setattr(letters_module, "CHUNK_BYTES", 3_000)
-        consume, asked = letters_module._Visit._consume, list[int]()
+        consume, asked = letters_module._Look._ask_for, list[int]()
 
-        async def consume_and_note(visit: letters_module._Visit, more: int) -> None:
+        async def consume_and_note(visit: letters_module._Look, more: int) -> None:
             asked.append(more)
             await consume(visit, more)
 
-        monkeypatch.setattr(letters_module._Visit, "_consume", consume_and_note)
+        monkeypatch.setattr(letters_module._Look, "_ask_for", consume_and_note)
         await publish_all(broker, [Outgoing(queue, b"%d" % n + bytes(1000), reason="r") for n in range(95)])
         found = await letters(broker, queue, 95)
         assert max(asked) < 10
@@ -499,7 +499,7 @@ class TestOthersQuarantines:
         sizes = [1] + 40 * [1000]
         await publish_all(broker, [Outgoing(queue, bytes(size), reason="r") for size in sizes])
         most = 0
-        async with broker._dead_letters._visit(queue) as found:
+        async with broker._dead_letters._look(queue) as found:
             async for _ in found:
                 most = max(most, len(found._arrived))
         assert most < 8
@@ -523,20 +523,6 @@ class TestOthersQuarantines:
             assert await letters(broker, queue, 5) == first
             assert await broker.discard(queue, ["0" * 14 + "-" + "0" * 14]) == 0
         assert await broker.redrive(queue, [first[0].id]) == 1
-
-    async def test_a_queue_that_must_read_much_before_it_hands_over_any_is_waited_for(
-        self, broker: RabbitMQBroker, queue: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(letters_module, "_PATIENCE", 0.1)
-        consume, consuming = letters_module._Visit._consume, set[asyncio.Task[None]]()
-
-        async def consume_late(visit: letters_module._Visit, more: int) -> None:
-            begin = lambda: consuming.add(asyncio.create_task(consume(visit, more)))  # noqa: E731
-            asyncio.get_running_loop().call_later(0.4, begin)
-
-        monkeypatch.setattr(letters_module._Visit, "_consume", consume_late)
-        await publish_all(broker, [Outgoing(queue, b"x", reason="large") for _ in range(2)])
-        assert len(await broker.dead_letters(queue, limit=10)) == 2
 
     async def test_a_stream_is_not_read_as_if_it_were_a_queue(
         self, broker: RabbitMQBroker, url: str, queue: str

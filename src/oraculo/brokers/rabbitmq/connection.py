@@ -4,10 +4,10 @@ import asyncio
 import logging
 import re
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 from urllib.parse import unquote
 
 import pika
@@ -19,13 +19,16 @@ from oraculo.brokers.rabbitmq.frames import Receiver
 from oraculo.brokers.rabbitmq.transport import LoopServices
 from oraculo.errors import BrokerError, BrokerUnavailable
 
+T = TypeVar("T")
+
 HEARTBEAT = 10  # seconds: a peer that is silent for about twice as long is gone
 CLOSE_GRACE = 1.0  # seconds that a polite good-bye may take
 BLOCKED = "RabbitMQ blocks publishers: low on memory or disk"
 CLOSED = "the RabbitMQ broker is closed: call start() first"
 ACCESS_REFUSED = 403
 NOT_FOUND = 404
-LOCKED = 405  # it is there, and another connection's alone
+LOCKED = 405  # another connection's exclusive queue
+PRECONDITION_FAILED = 406
 _REFUSALS = {ACCESS_REFUSED: "refused the user", 530: "refused the vhost"}
 _PASSING = re.compile(r"is down|limit \(\d+\) is reached")  # words of a refusal that will not last
 _LOST = re.compile(r"Stream connection lost: \w+\((?:\d+, )?['\"](.*?)['\"]\)")
@@ -40,12 +43,36 @@ class Refused(BrokerError):
         super().__init__(f"RabbitMQ refused: {text}")
 
 
-class Channel:
-    """A channel whose calls can be awaited. AMQP closes a channel when it refuses something; then this one is done.
+class SharedAttempts(Generic[T]):
+    """Attempts by name. Callers who want the same at the same time share one, and may be cancelled without it."""
 
-    A call whose answer is late can be followed by others: pika keeps the order, and an answer that nobody waits for
-    any more is passed over.
-    """
+    def __init__(self) -> None:
+        self._under_way: dict[str, asyncio.Task[T]] = {}
+
+    async def result(self, name: str, attempt: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        task = self._under_way.get(name)
+        if task is None:
+            task = self._under_way[name] = asyncio.create_task(attempt(), name=f"RabbitMQ: {name}")
+            task.add_done_callback(partial(self._ended, name))
+        await asyncio.wait({task})
+        if task.cancelled():
+            raise BrokerUnavailable("the broker was closed while it connected")
+        return task.result()
+
+    async def cancel(self) -> None:
+        tasks = list(self._under_way.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, name: str, task: "asyncio.Task[T]") -> None:
+        del self._under_way[name]
+        if not task.cancelled():
+            task.exception()  # every caller may have been cancelled; then asyncio would log it
+
+
+class Channel:
+    """A channel whose calls can be awaited. AMQP closes a channel when it refuses something; then this one is done."""
 
     def __init__(self, connection: RawConnection, timeout: float) -> None:
         self._connection = connection
@@ -70,39 +97,41 @@ class Channel:
         return self
 
     async def call(self, method: str, **arguments: Any) -> Any:
-        """Calls what pika names so, and returns the answer. Raises Refused, or BrokerUnavailable when it is lost."""
+        """Call a method of pika's channel and return the answer. Raises Refused, or BrokerUnavailable when lost."""
         answer = self._promise()
         question = partial(getattr(self.raw, method), **arguments, callback=partial(_answer, answer))
         return (await self._kept(answer, question)).method
 
     def tell(self, method: str, **arguments: Any) -> None:
-        """Calls what pika names so, without an answer. If it is refused, the next call that is answered raises that."""
+        """Call a method of pika's channel without waiting for an answer."""
         self._ask(partial(getattr(self.raw, method), **arguments))
 
     async def get(self, queue: str) -> int | None:
-        """Asks for the next message, which comes to the receiver: pika would read its properties, and end the whole
-        connection if it could not. Returns how many are behind it; None when there is none. Once for each channel."""
+        """Ask for the next message, once for each channel. Return how many are behind it; None when there is none.
+
+        The message comes to the receiver. pika would decode its properties, and end the connection if it cannot.
+        """
         answer = self._got = self._promise()
         self.raw.add_callback(lambda _: _answer(answer, None), [pika.spec.Basic.GetEmpty])
         behind: int | None = await self._kept(answer, partial(self.raw.basic_get, queue, unused))
         return behind
 
     def got(self, behind: int) -> None:
-        """The receiver has what `get` asked for."""
+        """Note that the receiver has what `get` asked for."""
         if self._got is not None:
             _answer(self._got, behind)
 
     async def close(self) -> None:
-        """Returns once the server has agreed, within a grace; what was not settled on it is then back in its queue."""
+        """Close it. Once the server has agreed, what was not settled on it is back in its queue."""
         if self.fault is None:
             closed = self._promise()
             self.abandon()
-            with suppress(TimeoutError, BrokerError):  # it is told that it is closed
+            with suppress(TimeoutError, BrokerError):  # the error says that it is closed
                 async with asyncio.timeout(CLOSE_GRACE):
                     await self._kept(closed)
 
     def abandon(self) -> None:
-        """Closes it without waiting for the server to agree."""
+        """Close it without waiting for the server to agree."""
         self.on_close = None
         with suppress(AMQPError):  # it is closed, or closing already
             self.raw.close()
@@ -142,7 +171,7 @@ class Channel:
 
 
 class Connection:
-    """One connection: opened when it is first needed, and again after it broke; callers share the attempt."""
+    """One connection: opened when it is first needed, and again after it broke."""
 
     def __init__(
         self,
@@ -154,28 +183,30 @@ class Connection:
         call_timeout: float,
     ) -> None:
         self._address = address
-        self._node = address  # of the cluster, if it is one: where it is connected, or tries to be
+        self._node = address  # the node of a cluster where it is connected, or tries to be
         self._on_trouble = on_trouble
         self._connect_timeout = connect_timeout
         self._call_timeout = call_timeout
         self._purpose = purpose
         self._raw: RawConnection | None = None
-        self._opening: asyncio.Task[RawConnection] | None = None
-        self._failures = 0  # to open it: each time it goes on to the next node
+        self._attempts = SharedAttempts[RawConnection]()
+        self._failures = 0  # to open it; each leads to the next node
         self._gone = asyncio.Event()
-        self._is_closed = False  # then nothing opens it but `start`: a late call would leave it open for ever
+        self._is_closed = False  # then only `start` opens it: a late call would leave it open for ever
         self.blocked: str | None = None  # why the server takes nothing that is published
         self.on_blocked: Callable[[str], None] | None = None
         self.version = "unknown"
 
     async def start(self) -> None:
-        """Opens it, also after it was closed. Raises BrokerError when the server does not let us in."""
+        """Open it, also after it was closed. Raises BrokerError when the server does not let us in."""
         self._is_closed = False
         await self._connected()
 
     async def opened(self) -> RawConnection:
-        """Raises BrokerUnavailable, also for who is not let in: that is never about the one message that is sent, and
-        it may pass (a limit of connections, users who are still to be read in)."""
+        """Return the open connection. Raises BrokerUnavailable, also when the server does not let us in.
+
+        Such a refusal is never about the message that is sent, and it may pass.
+        """
         try:
             return await self._connected()
         except BrokerUnavailable:
@@ -188,14 +219,11 @@ class Connection:
             raise BrokerUnavailable(CLOSED)
         if self._raw is not None and self._raw.is_open:
             return self._raw
-        if self._opening is None:
-            self._opening = asyncio.create_task(self._open(), name=f"connect to {self._address}")
-            self._opening.add_done_callback(self._attempted)
-        return await self._shared(self._opening)
+        return await self._attempts.result("connect", self._open)
 
     @property
     def raw(self) -> RawConnection | None:
-        """The one that is open now."""
+        """The connection that is open now."""
         return self._raw
 
     async def channel(self) -> Channel:
@@ -210,17 +238,19 @@ class Connection:
             channel.abandon()  # nobody else knows of it, and the server may still open it
             raise
 
+    async def ping(self) -> None:
+        """Ask the server something that changes nothing."""
+        (await self.channel()).abandon()
+
     def abort(self, reason: str) -> None:
-        """Gives it up: the server does not answer."""
+        """Give it up, because the server does not answer."""
         raw, self._raw, self.blocked = self._raw, None, None
         if raw is not None:
             raw.abort(reason)
 
     async def close(self) -> None:
         self._is_closed = True
-        if self._opening is not None:
-            self._opening.cancel()
-            await asyncio.gather(self._opening, return_exceptions=True)
+        await self._attempts.cancel()
         raw, self._raw = self._raw, None
         if raw is None:
             return
@@ -234,20 +264,19 @@ class Connection:
     def place(self) -> str:
         return self._node.place
 
-    @staticmethod
-    async def _shared(attempt: "asyncio.Task[RawConnection]") -> RawConnection:
-        """Its outcome; a caller who is cancelled leaves the attempt to the others."""
-        await asyncio.wait({attempt})
-        if attempt.cancelled():
-            raise BrokerUnavailable("the broker was closed while it connected")
-        return attempt.result()
-
     async def _open(self) -> RawConnection:
-        """Tries each node once, beginning with the one that it was at."""
+        """Try each node once, beginning with the last one used."""
+        try:
+            return await self._open_one_of_all()
+        except BrokerError as error:
+            self._on_trouble(str(error))
+            raise
+
+    async def _open_one_of_all(self) -> RawConnection:
         failures: list[BrokerError] = []
         for _ in self._address.hosts:
             self._node = self._address.turned(self._failures)
-            self._failures += 1  # also when it is cancelled meanwhile: then it may be the node that says nothing
+            self._failures += 1  # also when it is cancelled meanwhile: this node may be the silent one
             try:
                 raw = await self._open_node()
             except BrokerError as error:
@@ -281,20 +310,15 @@ class Connection:
         if self._is_closed:
             raw.abort("it was closed while it connected")
             raise BrokerUnavailable(CLOSED)
-        return self._established(raw)
+        self._establish(raw)
+        return raw
 
-    def _established(self, raw: RawConnection) -> RawConnection:
+    def _establish(self, raw: RawConnection) -> None:
         self._raw, self.blocked = raw, None
         self._gone.clear()
         self.version = str((raw.server_properties or {}).get("version", "unknown"))
         raw.add_on_connection_blocked_callback(self._on_blocked)
         raw.add_on_connection_unblocked_callback(self._on_unblocked)
-        return raw
-
-    def _attempted(self, attempt: "asyncio.Task[RawConnection]") -> None:
-        self._opening = None
-        if not attempt.cancelled() and (error := attempt.exception()) is not None:
-            self._on_trouble(str(error))
 
     def _on_blocked(self, *_: object) -> None:
         self.blocked = BLOCKED
@@ -325,16 +349,22 @@ class Connection:
         if certificate is not None:
             return BrokerError(f"RabbitMQ at {self.place} has a certificate that is not trusted: {certificate}")
         root = causes[-1]
-        told = _CLOSED_BY.search(str(root))
-        if told and int(told[1]) in _REFUSALS and not _PASSING.search(told[2]):
-            who = _user(self._node), _vhost(self._node)
-            what = f"{_REFUSALS[int(told[1])]} '{who[int(told[1]) == 530]}'"
-            return BrokerError(f"RabbitMQ at {self.place} {what}: {told[2]}")
+        reply = _CLOSED_BY.search(str(root))
+        if reply and int(reply[1]) in _REFUSALS and not _PASSING.search(reply[2]):
+            who = _vhost(self._node) if int(reply[1]) == 530 else _user(self._node)
+            return BrokerError(f"RabbitMQ at {self.place} {_REFUSALS[int(reply[1])]} '{who}': {reply[2]}")
         return BrokerUnavailable(self._unreachable(_text_of(root)))
 
 
+async def all_of(*calls: Awaitable[object]) -> None:
+    """Wait for all, then raise the first error."""
+    for outcome in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
+
+
 async def _give_up(raw: RawConnection, outcome: "asyncio.Future[Exception | None]") -> None:
-    """Stops an attempt, and waits until nothing of it is left."""
+    """Stop an attempt, and wait until nothing of it is left."""
     raw.abort("it was given up while it connected")
     with suppress(TimeoutError):
         async with asyncio.timeout(CLOSE_GRACE):
@@ -343,7 +373,7 @@ async def _give_up(raw: RawConnection, outcome: "asyncio.Future[Exception | None
 
 def _parameters(address: Address, purpose: str, timeout: float) -> Any:
     pika_log = logging.getLogger("pika")
-    if pika_log.level == logging.NOTSET:  # it tells of each lost connection in pages; we say it in a sentence
+    if pika_log.level == logging.NOTSET:  # it logs pages about each lost connection; we log one sentence
         pika_log.setLevel(logging.CRITICAL)
     return pika.ConnectionParameters(
         host=address.host,
@@ -367,7 +397,7 @@ def _vhost(address: Address) -> str:
 
 
 def unused(*_: object) -> None:
-    """Messages come by the receiver; pika only wants to have somebody."""
+    """Do nothing: pika wants a callback, but a receiver reads these frames."""
 
 
 def _answer(promise: "asyncio.Future[Any]", value: Any) -> None:
@@ -382,18 +412,18 @@ def _fault_of(reason: BaseException) -> BrokerError:
 
 
 def _text_of(error: BaseException) -> str:
-    """What pika says, without its wrapping."""
+    """Return pika's words without their wrapping."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    told = str(error.args[-1]) if error.args else type(error).__name__
-    if "indicated EOF" in told:
+    text = str(error.args[-1]) if error.args else type(error).__name__
+    if "indicated EOF" in text:
         return "it closed the connection"
-    lost = _LOST.search(told)
-    return lost[1] if lost else told
+    lost = _LOST.search(text)
+    return lost[1] if lost else text
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, and what it was made of, the innermost last."""
+    """Yield the error and its causes, the innermost last."""
     yield error
     inner = [*getattr(error, "exceptions", ())[-1:], getattr(error, "exception", None), *error.args[:1]]
     for each in inner:

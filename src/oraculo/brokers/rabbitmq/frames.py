@@ -1,8 +1,7 @@
-"""The frames that come by the thousand, read and written directly; everything else on a connection is pika's.
+"""The frames that come by the thousand, read and written directly. Everything else on a connection is pika's.
 
-pika makes a dozen objects for each message. For a delivery and a confirm that is most of their cost, so both are read
-here from the bytes, and a published message is three frames packed by hand, an ack is one. Nothing else of the protocol
-is known here.
+pika makes a dozen objects for each message, which is most of the cost of a delivery or a confirm. So both are read from
+the bytes here. A published message is three frames packed by hand, an ack is one.
 """
 
 from collections.abc import Callable, Iterable
@@ -32,7 +31,7 @@ _ack = Struct(">BHIHHQBc")  # a whole frame
 _ACK_SIZE = _index.size + _tag.size
 
 
-Fit = Callable[[bytes, int], bytes]  # makes of properties some that have no more bytes than that
+Fit = Callable[[bytes, int], bytes]  # cuts properties to a number of bytes
 
 
 class Parcel(NamedTuple):
@@ -44,19 +43,20 @@ class Parcel(NamedTuple):
 
 
 class Receiver(Protocol):
-    """Takes the frames of one channel that it knows; returns False for those that are for pika."""
+    """A reader of some frames of one channel. It returns False for a frame that is for pika."""
 
     def frame(self, kind: int, buffer: bytes, start: int, end: int) -> bool: ...
 
 
 class Connection(AsyncioConnection):  # type: ignore[misc, unused-ignore]
-    """pika's, on our own streams, with receivers that see the frames of their channel first."""
+    """pika's connection, with receivers that see the frames of their channel first."""
 
     _frame_buffer: bytes  # the beginning of a frame whose end has not come yet
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self.receivers: dict[int, Receiver] = {}  # by channel
-        self.confirmed_at = 0.0  # the loop's time when something was last confirmed, on any channel
+        self.confirmed_at = 0.0  # the loop's time of the last confirm on any channel
+        self.largest_message: int | None = None  # bytes, once the server has refused a message for its size
         super().__init__(*arguments, **options)
 
     def _on_data_available(self, data_in: bytes) -> None:
@@ -79,16 +79,16 @@ class Connection(AsyncioConnection):  # type: ignore[misc, unused-ignore]
         self._frame_buffer = buffer[start:]
 
     def emit(self, pieces: list[bytes]) -> None:
-        """Sends packed frames."""
+        """Send packed frames."""
         self._output_marshaled_frames(pieces)
 
     def ack(self, channel: int, tag: int, *, multiple: bool) -> None:
-        """Leaves soon: nobody waits for it."""
+        """Send an ack soon: nobody waits for it."""
         if self._transport is not None:
             self._transport.write_soon(_ack.pack(_METHOD, channel, _ACK_SIZE, *_ACK, tag, multiple, _FRAME_END))
 
     def abort(self, reason: str) -> None:
-        """Ends it without asking the server, who may be frozen; soon after it is told as lost, or as not opened."""
+        """End it without asking the server, which may be frozen. Soon after, pika reports it as lost."""
         if self._transport is not None:
             self._terminate_stream(pika.exceptions.StreamLostError(reason))
         elif not (self.is_closed or self.is_closing):  # nothing answered yet
@@ -96,8 +96,10 @@ class Connection(AsyncioConnection):  # type: ignore[misc, unused-ignore]
 
 
 class Deliveries:
-    """Puts the messages of one channel together: `on_message(delivery tag, is redelivered, properties, body)`. After
-    one that was asked for alone comes `on_got(how many are behind it)`."""
+    """Puts the messages of one channel together: `on_message(delivery tag, is redelivered, properties, body)`.
+
+    After a message that was asked for alone, `on_got(how many are behind it)` follows.
+    """
 
     def __init__(
         self, on_message: Callable[[int, bool, bytes, bytes], None], on_got: Callable[[int], None] | None = None
@@ -105,7 +107,7 @@ class Deliveries:
         self._on_message = on_message
         self._on_got = on_got
         self._behind: int | None = None  # None: the message was not asked for
-        self._tag = 0  # of the message that is being received; 0: none is
+        self._tag = 0  # of the message that is being received, or 0
         self._is_redelivered = False
         self._properties = b""
         self._missing = 0
@@ -147,14 +149,14 @@ class Deliveries:
 
 
 def _count_behind(buffer: bytes, start: int) -> int:
-    """It stands behind the exchange and the routing key."""
+    """Return the count that stands behind the exchange and the routing key."""
     for _ in range(2):
         start += 1 + buffer[start]
     return int(_number.unpack_from(buffer, start)[0])
 
 
 class Confirms:
-    """`on_confirm(tag, is multiple, is taken)` for what was published on one channel."""
+    """Reads the confirms of one channel: `on_confirm(tag, is multiple, is taken)`."""
 
     def __init__(self, on_confirm: Callable[[int, bool, bool], None]) -> None:
         self._on_confirm = on_confirm
@@ -169,8 +171,10 @@ class Confirms:
 
 
 class Packer:
-    """Packs messages for the default exchange into frames of one channel. Properties that do not fit into one are cut
-    by `fit`: the server would end the connection."""
+    """Packs messages for the default exchange into frames of one channel.
+
+    `fit` cuts properties that do not fit into one frame, for which the server would end the connection.
+    """
 
     def __init__(self, channel: int, frame_max: int, fit: Fit) -> None:
         self._channel = channel
@@ -180,7 +184,7 @@ class Packer:
         self._publishes: dict[str, bytes] = {}  # the frame that opens a message, by queue
 
     def pack(self, parcels: Iterable[Parcel]) -> list[bytes]:
-        """In pieces: what cannot be sent at once is copied, so one large piece would be copied again and again."""
+        """Return the frames in pieces: what cannot be sent at once is copied, and a large piece again and again."""
         pieces: list[bytes] = []
         parts: list[bytes] = []
         size = 0

@@ -1,129 +1,102 @@
-"""Publishing with confirms, pipelined: a batch is written at once, and done when the server has confirmed all of it."""
+"""Publishing with confirms.
+
+Each queue has a channel of its own, so a queue that blocks or refuses delays only its own messages, by one timeout.
+RabbitMQ gives no reason when it refuses a message: the queue may be full, or without its majority. A queue without its
+majority may also say nothing at all, and everything behind it on its channel waits.
+"""
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Sequence
 from itertools import takewhile
-from typing import Any
-from weakref import WeakSet
 
-from oraculo.brokers.rabbitmq.connection import ACCESS_REFUSED, NOT_FOUND, Channel, Connection, Refused
+from oraculo.brokers.rabbitmq.connection import (
+    ACCESS_REFUSED,
+    NOT_FOUND,
+    PRECONDITION_FAILED,
+    Channel,
+    Connection,
+    Refused,
+    SharedAttempts,
+    unused,
+)
 from oraculo.brokers.rabbitmq.frames import Confirms, Fit, Packer, Parcel
-from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
+from oraculo.brokers.rabbitmq.queue_health import StuckQueues
+from oraculo.brokers.rabbitmq.queues import Queues
+from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge, QueueDown, QueueFull
+from oraculo.ports.broker import Receipt
 
-_MOST_QUEUES = 10_000  # of which it is remembered that they were there
-_MOST_TOLD = 5  # queues that are named, and reasons
-_MOST_REMADE = 2  # times that a queue is made again for one call: a node may hear of it a moment after it was made
-_UNROUTED = "RabbitMQ has no queue %s: what is published to it comes back"
-_PRECONDITION_FAILED = 406  # on a channel that only publishes: a message is too large
-_SIZES = re.compile(r"message size (\d+) .*max size (\d+)")
-
-# A queue that was deleted is not made again at once, but after so many seconds: RabbitMQ (seen on 3.10) would forget to
-# cancel those who consumed the old one, and give the messages of the new one to them, where they are lost to everybody
-# until that channel closes. The cancellation took 0.03 s.
+MAX_CHANNELS = 200  # a connection has 2,047 unless the server says otherwise
+SILENT_FOR = 30.0  # seconds in which nothing more is sent to a queue that confirmed nothing: it would get every copy
+LONGEST = 12  # times the timeout: so long a publish may take at most, though confirms drip in
+_PING_PATIENCE = 1.0  # seconds before the end of the timeout, in which a server that does not confirm may answer
+_TRIES = 3  # of one call for one queue: it may have vanished, or have been emptied meanwhile
+# Seconds until a deleted queue is made again. If it comes back at once, RabbitMQ (seen on 3.10) forgets to cancel the
+# consumers of the old one, and gives them messages of the new one, which are lost to everybody until their channel
+# closes. The cancellation took 0.03 s.
 VANISHED_PAUSE = 0.3
-PING_PATIENCE = 1.0  # seconds, before its time is over, in which a server that does not confirm may answer otherwise
-LONGEST = 12  # times its patience: so long a publish may take at most, though confirms drip in
-
-
-class NotConfirmed(BrokerUnavailable):
-    """The server said no to some; all others are confirmed. `down`: of their queues, those that do not work, and why,
-    as far as it told. `late`: those that there was no time to make."""
-
-    silent: Collection[str] = ()
-
-    def __init__(
-        self, parcels: Sequence[Parcel], of: int, down: Mapping[str, str] | None = None, late: Collection[str] = ()
-    ) -> None:
-        self.parcels = parcels
-        self.down = down or {}
-        queues = sorted({parcel.queue for parcel in parcels})
-        whys = dict.fromkeys(late, "there was no time to make its queue") | {**self.down}
-        told = dict.fromkeys(whys.get(queue) or "is it full, or without its majority?" for queue in queues)
-        names, reasons = ", ".join(queues[:_MOST_TOLD]), "; ".join(list(told)[:_MOST_TOLD])
-        super().__init__(f"RabbitMQ did not take {len(parcels)} of {of} messages, for {names}: {reasons}")
-
-
-class Overdue(NotConfirmed):
-    """Of those for the queues in `silent` it said nothing; it may have taken them. `is_blocked`: nor did it say
-    anything else on their channel, so that only one of these queues may be the cause. `is_gone`: nor on another.
-    `unheard`: what was sent alone and may still be heard of."""
-
-    is_blocked = False
-    is_gone = False
-    unheard: "Unheard | None" = None
-
-
-class Forbidden(BrokerUnavailable):
-    """Our user may not publish."""
-
-
-class _TooLate(Exception):
-    pass
+_SIZES = re.compile(r"message size (\d+) .*max size (\d+)")
 
 
 class _Batch:
-    """What one call published: how many confirms are missing, and what the server could not route or did not take."""
+    """The messages of one call for one queue, and what became of them so far."""
 
-    __slots__ = ("_first", "_unreturned", "done", "heard_at", "missing", "parcels", "refused", "returned")
+    __slots__ = ("_first_tag", "_returned", "_sent", "done", "missing", "parcels", "refused")
 
-    def __init__(self, parcels: Sequence[Parcel], first: int) -> None:
+    def __init__(self, parcels: Sequence[Parcel], first_tag: int) -> None:
         self.parcels = parcels
-        self.missing = len(parcels)
-        self.heard_at = 0.0  # the loop's time when it was last told what became of one
-        self.refused: list[Parcel] = []
-        self._first = first  # its delivery tag
-        self.returned: list[Parcel] = []
-        self._unreturned: dict[tuple[str, bytes], list[Parcel]] | None = None  # made when the first is returned
+        self.missing = len(parcels)  # confirms
+        self.refused: list[int] = []  # places
+        self._first_tag = first_tag
+        self._sent: Counter[bytes] | None = None  # bodies, counted when the first comes back
+        self._returned = Counter[bytes]()
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def refuse(self, tag: int) -> None:
-        self.refused.append(self.parcel(tag))
+    def place(self, tag: int) -> int:
+        return tag - self._first_tag
 
-    def confirm(self, count: int, now: float) -> None:
-        """Or were refused: it is known what became of them."""
+    def confirm(self, count: int) -> None:
         self.missing -= count
-        self.heard_at = now
         if self.missing == 0 and not self.done.done():
             self.done.set_result(None)
 
-    def fail(self, error: BrokerError | _TooLate) -> None:
+    def fail(self, error: BrokerError) -> None:
         if not self.done.done():
             self.done.set_exception(error)
+            self.done.exception()  # its caller may have been cancelled; then asyncio would log it
 
-    def parcel(self, tag: int) -> Parcel:
-        return self.parcels[tag - self._first]
-
-    def claims(self, queue: str, body: bytes) -> bool:
-        """Whether a returned message is one of these; of two that are equal it does not matter which it is. A batch
-        that nobody waits for claims nothing: it would take the message of one that is still waited for."""
-        if self.done.done():
+    def claim(self, body: bytes) -> bool:
+        """Note that a message came back, if it is one of these. Of two equal ones it does not matter which."""
+        if self.done.done():  # nobody waits for it: it would take the message of a batch that somebody waits for
             return False
-        if self._unreturned is None:
-            self._unreturned = {}
-            for parcel in reversed(self.parcels):
-                self._unreturned.setdefault((parcel.queue, parcel.body), []).append(parcel)
-        equal = self._unreturned.get((queue, body))
-        if not equal:
-            return False
-        self.returned.append(equal.pop())
-        return True
+        if self._sent is None:
+            self._sent = Counter(parcel.body for parcel in self.parcels)
+        is_ours = self._returned[body] < self._sent[body]
+        self._returned[body] += is_ours
+        return is_ours
 
-    @property
-    def largest(self) -> int:
-        return max(len(parcel.body) for parcel in self.parcels)
+    def returned(self) -> list[int]:
+        """Return the places of the messages that came back."""
+        places = []
+        for place, parcel in enumerate(self.parcels) if self._sent else ():
+            if self._returned[parcel.body] > 0:
+                self._returned[parcel.body] -= 1
+                places.append(place)
+        return places
 
 
-class _Session:
-    """A channel that publishes, and what was published on it and is not confirmed yet."""
+class _Lane:
+    """The channel of one queue, and the messages on it that are not confirmed yet."""
 
     def __init__(self, channel: Channel, fit: Fit) -> None:
         self.channel = channel
+        self.heard_at = 0.0  # the loop's time of the last confirm
+        self.silent_until = 0.0  # nothing is sent before, unless everything is confirmed
         self._packer = Packer(channel.raw.channel_number, channel.raw.connection.params.frame_max, fit)
         self._last_tag = 0
         self._unconfirmed: dict[int, _Batch] = {}  # by delivery tag, the oldest first
-        self._batches: dict[_Batch, None] = {}  # those of which a confirm is missing, the oldest first
+        self._batches: dict[_Batch, None] = {}  # those with unconfirmed messages, the oldest first
         self._is_retired = False
         self._now = asyncio.get_running_loop().time
         channel.listen(Confirms(self._on_confirm))
@@ -131,9 +104,16 @@ class _Session:
         channel.on_close = self._on_close
 
     @property
-    def confirmed_at(self) -> float:
-        """The loop's time when the server last confirmed something, be it on another channel."""
-        return float(self.channel.raw.connection.confirmed_at)
+    def is_open(self) -> bool:
+        return self.channel.is_open
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._batches
+
+    @property
+    def is_silent(self) -> bool:
+        return bool(self._batches) and self._now() < self.silent_until
 
     def send(self, parcels: Sequence[Parcel]) -> _Batch:
         packed = self._packer.pack(parcels)  # may raise: then nothing was sent, and nothing may be counted
@@ -145,300 +125,273 @@ class _Session:
         self.channel.raw.connection.emit(packed)
         return batch
 
-    def unconfirmed(self, batch: _Batch) -> list[Parcel]:
-        """What is not known to be taken or refused."""
-        return [batch.parcel(tag) for tag, waiting in self._unconfirmed.items() if waiting is batch]
+    def unconfirmed(self, batch: _Batch) -> list[int]:
+        """Return the places of the messages whose fate is not known."""
+        return [batch.place(tag) for tag, waiting in self._unconfirmed.items() if waiting is batch]
 
-    def give_up(self, batch: _Batch) -> None:
-        """Nobody waits for it any more."""
-        self._unconfirmed = {tag: waiting for tag, waiting in self._unconfirmed.items() if waiting is not batch}
-        self._batches.pop(batch, None)
-
-    def fail(self, reason: str) -> None:
-        """Whoever waits is told; what was sent may still be taken."""
+    def fail(self, error: BrokerError) -> None:
+        """Fail those who wait. What was sent may still be taken."""
         for batch in self._batches:
-            batch.fail(BrokerUnavailable(reason))
-
-    async def ping(self) -> None:
-        await self.channel.call("basic_qos", prefetch_count=0)
+            batch.fail(error)
 
     def retire(self) -> None:
-        """Nothing more is sent on it: it closes once it is known what became of the rest."""
+        """Close the channel once the rest is confirmed. Nothing more is sent on it."""
         self._is_retired = True
         if not self._batches:
             self.channel.abandon()
 
     def _on_confirm(self, tag: int, is_multiple: bool, is_taken: bool) -> None:
         waiting = self._unconfirmed
-        now = self.channel.raw.connection.confirmed_at = self._now()
-        told: dict[_Batch, int] = {}
+        self.heard_at = self.channel.raw.connection.confirmed_at = self._now()
+        counts: dict[_Batch, int] = {}
         for each in list(takewhile(tag.__ge__, waiting)) if is_multiple else (tag,):
             if (batch := waiting.pop(each, None)) is not None:
-                told[batch] = told.get(batch, 0) + 1
+                counts[batch] = counts.get(batch, 0) + 1
                 if not is_taken:
-                    batch.refuse(each)
-        for batch, count in told.items():
-            batch.confirm(count, now)
+                    batch.refused.append(batch.place(each))
+        for batch, count in counts.items():
+            batch.confirm(count)
             if batch.missing == 0:
                 self._batches.pop(batch, None)
         if self._is_retired and not self._batches:
             self.channel.abandon()
 
-    def _on_return(self, _: object, method: Any, __: object, body: bytes) -> None:
-        for batch in self._batches:
-            if batch.claims(method.routing_key, body):
-                return
+    def _on_return(self, _: object, __: object, ___: object, body: bytes) -> None:
+        any(batch.claim(body) for batch in self._batches)
 
     def _on_close(self, fault: BrokerError) -> None:
-        """What is wrong with one message is told to who sent it; the others only lost their channel. A user who may not
-        publish at all is about no message: that may be mended while they wait."""
         batches, self._batches, self._unconfirmed = list(self._batches), {}, {}
-        if isinstance(fault, Refused) and fault.code == ACCESS_REFUSED:
-            fault = Forbidden(str(fault))
-        is_too_large = isinstance(fault, Refused) and fault.code == _PRECONDITION_FAILED
-        if is_too_large and (sizes := _SIZES.search(str(fault))):
-            # Of several that are too large the first is named, and the largest is told.
-            largest = max((batch.largest for batch in batches), default=0)
-            fault = MessageTooLarge(str(fault), max(largest, int(sizes[1])), int(sizes[2]))
-        culprit = max(batches, key=lambda batch: batch.largest, default=None)
+        if isinstance(fault, Refused) and fault.code == PRECONDITION_FAILED and (sizes := _SIZES.search(str(fault))):
+            limit = self.channel.raw.connection.largest_message = int(sizes[2])
+            fault = MessageTooLarge(str(fault), int(sizes[1]), limit)
         for batch in batches:
-            is_told = batch is culprit or not is_too_large
-            batch.fail(fault if is_told else BrokerUnavailable("RabbitMQ closed the channel; publish again"))
-
-
-class _Doubt:
-    """Ends a batch when its time is over, and finds out shortly before whether its channel, and the server, answer.
-
-    Its time begins anew with each confirm: over a slow line a batch takes as long as it takes. Those of others count
-    while the server answers nothing else, for what it is asked waits behind all that was sent before.
-    """
-
-    def __init__(self, connection: Connection, session: _Session, batch: _Batch, until: float) -> None:
-        self._connection = connection
-        self._session = session
-        self._batch = batch
-        self.until = until
-        self._watching: asyncio.Task[None] | None = None
-        self._channel_answers = self._server_answers = False
-        loop = asyncio.get_running_loop()
-        self._patience = until - loop.time()
-        self._last = until + (LONGEST - 1) * self._patience
-        self._ping_patience = min(PING_PATIENCE, self._patience / 2)
-        self._timer = loop.call_at(until - self._ping_patience, self._begin)
-
-    def _begin(self) -> None:
-        self._watching = asyncio.create_task(self._watch(), name="is RabbitMQ there")
-
-    async def _watch(self) -> None:
-        while self._has_more_time(self._batch.heard_at) or not await self._is_late():
-            await _sleep_until(self.until - self._ping_patience)
-        self._batch.fail(_TooLate())
-
-    def _has_more_time(self, heard_at: float) -> bool:
-        before, self.until = self.until, min(max(self.until, heard_at + self._patience), self._last)
-        return self.until > before
-
-    async def _is_late(self) -> bool:
-        self._channel_answers = self._server_answers = False
-        asking = asyncio.create_task(self._ask_both(), name="ask RabbitMQ")
-        try:
-            await _sleep_until(self.until)
-        finally:
-            asking.cancel()
-        answers = self._channel_answers or self._server_answers
-        return not self._has_more_time(self._batch.heard_at if answers else self._session.confirmed_at)
-
-    async def _ask_both(self) -> None:
-        await asyncio.gather(self._ask_channel(), self._ask_server())
-
-    async def _ask_channel(self) -> None:
-        with suppress(BrokerError):
-            await self._session.ping()
-            self._channel_answers = True
-
-    async def _ask_server(self) -> None:
-        with suppress(BrokerError):
-            (await self._connection.channel()).abandon()
-            self._server_answers = True
-
-    def end(self) -> None:
-        self._timer.cancel()
-        if self._watching is not None:
-            self._watching.cancel()
-
-    def told(self, refused: Sequence[Parcel], unknown: Sequence[Parcel], count: int) -> Overdue:
-        overdue = Overdue([*refused, *unknown], count)
-        overdue.silent = {parcel.queue for parcel in unknown}
-        overdue.is_blocked = not self._channel_answers
-        overdue.is_gone = not (self._channel_answers or self._server_answers)
-        return overdue
-
-
-class Unheard:
-    """A batch of which it is not known what became, on a channel of its own."""
-
-    def __init__(self, session: _Session, batch: _Batch) -> None:
-        self._session = session
-        self._batch = batch
-
-    @property
-    def is_open(self) -> bool:
-        return self._batch.missing > 0 and self._session.channel.is_open
-
-    def give_up(self) -> None:
-        self._session.channel.abandon()
+            batch.fail(fault)
 
 
 class Publisher:
-    """Publishes on one channel. `declare` makes queues that vanished, and returns those that it could; what was meant
-    for them is published again."""
+    """Publishes messages and makes missing queues."""
 
     def __init__(
-        self, connection: Connection, declare: Callable[[Iterable[str]], Awaitable[set[str]]], fit: Fit
+        self,
+        connection: Connection,
+        queues: Queues,
+        stuck: StuckQueues,
+        fit: Fit,
+        *,
+        taken: Receipt,
+        timeout: float,
     ) -> None:
         self._connection = connection
-        self._fit = fit
         self._connection.on_blocked = self._on_blocked
-        self._declare = declare
-        self._session: _Session | None = None
-        self._sessions: WeakSet[_Session] = WeakSet()
-        self._opening = asyncio.Lock()
+        self._queues = queues
+        self._stuck = stuck
+        self._fit = fit
+        self._taken = taken
+        self._timeout = timeout
+        self._lanes: dict[str, _Lane] = {}  # by queue, the one used last at the end
+        self._opening = SharedAttempts[None]()
+        self._slots = asyncio.Semaphore(MAX_CHANNELS)
         self.forbidden: str | None = None  # why our user may not publish
-        self._routed: dict[str, None] = {}  # queues that were there once
-        self._has_forgotten = False  # some of these: then any that is missing may have been there
 
-    async def publish(self, parcels: Sequence[Parcel], until: float | None = None, *, alone: bool = False) -> None:
-        """Returns once every one is confirmed. Raises NotConfirmed, BrokerUnavailable or BrokerError; `until`, the
-        loop's time: Overdue when that has passed and confirms no longer come in, or TimeoutError when they could not be
-        sent so soon; Refused when the server sends back all of them, though it lets their queues be made. `alone`: on a
-        channel of its own."""
-        refused: list[Parcel] = []
-        remade: dict[str, int] = {}  # how often each queue was made again
-        count = len(parcels)
-        while parcels:
-            session = None if alone else self._at_hand
-            if session is None:
-                async with asyncio.timeout_at(until):
-                    session = await self._ready(alone=alone)
-            batch = session.send(parcels)
-            try:
-                until = await self._confirmed(session, batch, refused, count, until, alone=alone)
-            except Forbidden as error:
-                self.forbidden = str(error)
-                raise
-            self.forbidden = None
-            if batch.refused:
-                self._retire(session)
-            refused += batch.refused
-            parcels = batch.returned
-            if missing := {parcel.queue for parcel in parcels}:
-                async with asyncio.timeout_at(until):
-                    made = await self._make_again({queue for queue in missing if remade.get(queue, 0) < _MOST_REMADE})
-                remade |= {queue: remade.get(queue, 0) + 1 for queue in made}
-                refused += [parcel for parcel in parcels if parcel.queue not in made]
-                parcels = [parcel for parcel in parcels if parcel.queue in made]
-            self._remember({parcel.queue for parcel in batch.parcels})
-        if refused and len(refused) == count and all(remade.get(parcel.queue) == _MOST_REMADE for parcel in refused):
-            raise Refused(NOT_FOUND, _UNROUTED % refused[0].queue)
-        if refused:
-            raise NotConfirmed(refused, count)
+    async def publish(self, parcels: Sequence[Parcel]) -> Sequence[Receipt]:
+        """Return one receipt for each message.
 
-    async def _confirmed(
-        self, session: _Session, batch: _Batch, refused: list[Parcel], count: int, until: float | None, *, alone: bool
-    ) -> float | None:
-        """Or refused, or returned. Returns until when there is time for the rest. Raises Overdue, with what was
-        `refused` before."""
-        doubt = None if until is None else _Doubt(self._connection, session, batch, until)
-        try:
-            await batch.done
-            return None if doubt is None else doubt.until
-        except _TooLate:
-            assert doubt is not None
-            unknown = session.unconfirmed(batch)
-            overdue = doubt.told([*refused, *batch.refused, *batch.returned], unknown, count)
-            if alone:
-                overdue.unheard = Unheard(session, batch)
-            else:
-                session.give_up(batch)
-                self._retire(session)
-            raise overdue from None
-        except BaseException:
-            if alone:
-                session.give_up(batch)
-            raise
-        finally:
-            if doubt is not None:
-                doubt.end()
-            if alone:
-                self._retire(session)
-
-    async def _make_again(self, missing: set[str]) -> set[str]:
-        """Returns those that the server let us make."""
-        if self._has_forgotten or not missing.isdisjoint(self._routed):
-            await asyncio.sleep(VANISHED_PAUSE)
-        return await self._declare(missing)
-
-    def give_up(self, reason: str) -> None:
-        """The server does not confirm: whoever waits is told, and the next to publish connects anew."""
-        if not self._connection.blocked:  # then it is known why, and it will confirm what it has
-            self._session = None
-            self._connection.abort(reason)
+        Raises BrokerUnavailable when the server cannot be reached, or takes nothing. Some may have been taken then.
+        """
+        by_queue: dict[str, list[int]] = {}
+        for place, parcel in enumerate(parcels):
+            by_queue.setdefault(parcel.queue, []).append(place)
+        if len(by_queue) == 1:
+            return await self._publish_to(parcels[0].queue, parcels)
+        outcomes = await asyncio.gather(
+            *(self._publish_to(queue, [parcels[place] for place in places]) for queue, places in by_queue.items()),
+            return_exceptions=True,
+        )
+        receipts = [self._taken] * len(parcels)
+        for places, outcome in zip(by_queue.values(), outcomes, strict=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+            for place, receipt in zip(places, outcome, strict=True):
+                receipts[place] = receipt
+        return receipts
 
     async def ping(self) -> None:
-        """A round trip on the channel that publishes."""
-        await (await self._ready()).ping()
-
-    def _remember(self, queues: set[str]) -> None:
-        self._routed.update(dict.fromkeys(queues))
-        while len(self._routed) > _MOST_QUEUES:
-            del self._routed[next(iter(self._routed))]
-            self._has_forgotten = True
-
-    @property
-    def _at_hand(self) -> _Session | None:
-        """The session that is there, as it nearly always is: then no time has to be set in which to have one."""
-        session = self._session
-        return session if session is not None and session.channel.is_open and not self._connection.blocked else None
-
-    async def _ready(self, *, alone: bool = False) -> _Session:
         if self._connection.blocked:
-            await asyncio.sleep(0)  # who tries again at once must let the loop hear that it is over
             raise BrokerUnavailable(self._connection.blocked)
-        if alone:
-            return await self._new_session()
-        if self._session is None or not self._session.channel.is_open:
-            async with self._opening:
-                if self._session is None or not self._session.channel.is_open:
-                    self._session = await self._new_session()
-        return self._session
+        await self._connection.ping()
 
-    async def _new_session(self) -> _Session:
+    # -- one queue ------------------------------------------------------------------------------------------------
+
+    async def _publish_to(self, queue: str, parcels: Sequence[Parcel]) -> Sequence[Receipt]:
+        receipts = [self._taken] * len(parcels)
+        places = list(range(len(parcels)))  # of those that are not taken yet
+        error: BrokerError | None = None
+        async with self._slots:
+            try:
+                for _ in range(_TRIES):
+                    places = self._small_enough(places, parcels, receipts)
+                    if not places:
+                        break
+                    left, error, may_go_again = await self._try(queue, [parcels[place] for place in places])
+                    places = [places[each] for each in left]
+                    if not may_go_again:
+                        break
+            except BrokerError as refusal:
+                if isinstance(refusal, BrokerUnavailable) and not isinstance(refusal, QueueDown):
+                    raise
+                error = refusal
+        if error is None or len(places) < len(parcels):
+            self._stuck.works([queue])
+        if places and error is not None:
+            if not isinstance(error, QueueFull):
+                self._stuck.note(queue, str(error))
+            for place in places:
+                receipts[place] = Receipt(error=error)
+        return receipts
+
+    def _small_enough(self, places: list[int], parcels: Sequence[Parcel], receipts: list[Receipt]) -> list[int]:
+        """Return the places of the messages within the server's limit, as far as it is known."""
+        limit = None if self._connection.raw is None else self._connection.raw.largest_message
+        if limit is None:
+            return places
+        for place in places:
+            if (size := len(parcels[place].body)) > limit:
+                why = f"RabbitMQ refused: message size {size} is larger than configured max size {limit}"
+                receipts[place] = Receipt(error=MessageTooLarge(why, size, limit))
+        return [place for place in places if receipts[place] is self._taken]
+
+    async def _try(self, queue: str, parcels: Sequence[Parcel]) -> tuple[Sequence[int], BrokerError | None, bool]:
+        """Return the places of the messages that were not taken, why, and whether to try them again."""
+        lane = await self._lane(queue)
+        batch = lane.send(parcels)
+        try:
+            is_known = await self._is_confirmed(lane, batch)
+        except MessageTooLarge as error:
+            return range(len(parcels)), error, True  # the server does not say which others it took
+        except Refused as refusal:
+            if refusal.code != ACCESS_REFUSED:
+                raise
+            self.forbidden = str(refusal)
+            raise BrokerUnavailable(str(refusal)) from refusal
+        self.forbidden = None
+        if not is_known:
+            lane.silent_until = asyncio.get_running_loop().time() + SILENT_FOR
+            return [*batch.refused, *lane.unconfirmed(batch)], _silent(queue), False
+        if returned := batch.returned():
+            # A node may also hear of a queue a moment after it was made.
+            await asyncio.sleep(VANISHED_PAUSE)
+            self._queues.forget_made(queue)
+            why = Refused(NOT_FOUND, f"RabbitMQ has no queue {queue}: what is published to it comes back")
+            return [*batch.refused, *returned], why, True
+        if not batch.refused:
+            return (), None, False
+        self._retire(queue, lane)
+        count = f"{len(batch.refused)} of {len(parcels)} messages for {queue}"
+        if len(batch.refused) < len(parcels) or not await self._queues.looks_empty(queue):
+            return batch.refused, QueueFull(f"RabbitMQ did not take {count}: it is full"), False
+        down = QueueDown(f"RabbitMQ did not take {count}, which is empty: is it without its majority?")
+        return batch.refused, down, True
+
+    async def _is_confirmed(self, lane: _Lane, batch: _Batch) -> bool:
+        """Wait until the server has confirmed or refused all. Return False when the queue says nothing.
+
+        The time begins anew with each confirm: over a slow line a batch takes as long as it takes. Confirms of other
+        queues count while a ping gets no answer, because the ping waits behind all that was sent before it.
+        """
+        now = asyncio.get_running_loop().time
+        until = now() + self._timeout
+        last = now() + LONGEST * self._timeout
+        grace = min(_PING_PATIENCE, self._timeout / 2)
+        while True:
+            await asyncio.wait((batch.done,), timeout=until - grace - now())
+            if batch.done.done():
+                batch.done.result()
+                return True
+            pinging = asyncio.ensure_future(self._answers())
+            try:
+                await asyncio.wait((batch.done,), timeout=until - now())
+                answers = pinging.done() and pinging.result()
+            finally:
+                pinging.cancel()
+            heard_at = lane.heard_at if answers else lane.channel.raw.connection.confirmed_at
+            if not batch.done.done() and (until >= last or heard_at + self._timeout <= until):
+                if answers:
+                    return False
+                self._give_up()
+                raise BrokerUnavailable(f"RabbitMQ did not confirm {len(batch.parcels)} messages in {self._timeout} s")
+            until = min(max(until, heard_at + self._timeout), last)
+
+    async def _answers(self) -> bool:
+        try:
+            async with asyncio.timeout(_PING_PATIENCE):
+                await self._connection.ping()
+        except (BrokerError, TimeoutError):
+            return False
+        return True
+
+    def _give_up(self) -> None:
+        """Close the connection, so that nothing piles up for a server that does not answer."""
+        if not self._connection.blocked:  # a server that blocks publishers confirms later what it has
+            self._connection.abort("it did not confirm in time")
+
+    # -- channels -------------------------------------------------------------------------------------------------
+
+    async def _lane(self, queue: str) -> _Lane:
+        """Return the channel of a queue, ready to be sent on before anything else happens."""
+        while True:
+            if self._connection.blocked:
+                await asyncio.sleep(0)  # who tries again at once must let the loop hear that it is over
+                raise BrokerUnavailable(self._connection.blocked)
+            if not self._queues.is_made(queue):
+                await self._make(queue)
+            lane = self._lanes.pop(queue, None)
+            if lane is not None and lane.is_open:
+                self._lanes[queue] = lane
+                if lane.is_silent:
+                    raise _silent(queue)
+                if lane.is_idle or not lane.silent_until:
+                    lane.silent_until = 0.0
+                    return lane
+                del self._lanes[queue]  # it was silent for long: it has another try on a new channel
+                lane.channel.abandon()
+            await self._opening.result(queue, lambda: self._open(queue))
+
+    async def _make(self, queue: str) -> None:
+        try:
+            await self._queues.ensure(queue)
+        except BrokerUnavailable as error:
+            if not await self._answers():
+                raise
+            raise QueueDown(f"RabbitMQ did not make {queue}: {error}") from error
+
+    async def _open(self, queue: str) -> None:
+        if len(self._lanes) >= MAX_CHANNELS:
+            oldest = next((name for name, lane in self._lanes.items() if lane.is_idle or lane.is_silent), None)
+            if oldest is not None:
+                self._lanes.pop(oldest).channel.abandon()
         channel = await self._connection.channel()
         try:
-            await channel.call("confirm_delivery", ack_nack_callback=_unused)
+            await channel.call("confirm_delivery", ack_nack_callback=unused)
         except BaseException:
             channel.abandon()  # nobody else knows of it
             raise
-        session = _Session(channel, self._fit)
-        self._sessions.add(session)
-        return session
+        self._lanes[queue] = _Lane(channel, self._fit)
 
-    def _retire(self, session: _Session) -> None:
-        """The next to publish has a new channel. One that published to a quorum queue for the first time while its
-        leader was lost is refused there until that node is back (seen on 3.10), though the queue has a new leader."""
-        if self._session is session:
-            self._session = None
-        session.retire()
+    def _retire(self, queue: str, lane: _Lane) -> None:
+        """Publish on a new channel from now on.
+
+        RabbitMQ 3.10 goes on refusing on a channel that first published while the queue's leader was lost, though the
+        queue has a new leader.
+        """
+        if self._lanes.get(queue) is lane:
+            del self._lanes[queue]
+        lane.retire()
 
     def _on_blocked(self, reason: str) -> None:
-        """Nobody waits for it to end: that may take hours. What was sent may still be taken then."""
-        for session in list(self._sessions):
-            session.fail(reason)
+        """Fail those who wait: it may take hours until the server goes on."""
+        for lane in self._lanes.values():
+            lane.fail(BrokerUnavailable(reason))
 
 
-async def _sleep_until(when: float) -> None:
-    await asyncio.sleep(when - asyncio.get_running_loop().time())
-
-
-def _unused(_: object) -> None:
-    """Confirms are read by the receiver; pika only wants to have somebody."""
+def _silent(queue: str) -> QueueDown:
+    return QueueDown(f"RabbitMQ did not confirm what was sent to {queue}: is it without its majority?")

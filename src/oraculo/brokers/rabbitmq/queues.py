@@ -1,38 +1,50 @@
-"""The queues as RabbitMQ has them: how they are made, and what is in them.
+"""The queues as RabbitMQ has them: how they are made, what is in them, and how they are removed.
 
-Each is a quorum queue on the default exchange. The server itself moves what was delivered too often, or rejected by a
-plain client, to `<queue>.dlq`, and lets go of it only once it is there (`at-least-once`). A queue that somebody made in
+Each is a quorum queue on the default exchange. The server moves what was delivered too often, or rejected by a plain
+client, to `<queue>.dlq`, and keeps it until it has arrived there (`at-least-once`). A queue that somebody made in
 another way is used as it is.
 
-Limits are set on every queue for a second reason: with one a message that is given back keeps its place; without, it
-goes to the end. RabbitMQ 4 has a limit of 20 where none is set, and drops what passes it.
+Every queue has a delivery limit. With one, a message that is given back keeps its place; without, it goes to the end.
+Where none is set, RabbitMQ 4 has a limit of 20, and drops what passes it.
 """
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
+from enum import Enum, auto
 from typing import Any, NamedTuple, TypeVar
 
 import structlog
+from pika.exceptions import AMQPError
 
-from oraculo.brokers.rabbitmq.connection import ACCESS_REFUSED, LOCKED, NOT_FOUND, Channel, Connection, Refused
-from oraculo.core.chunks import pages
-from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.brokers.rabbitmq.connection import (
+    ACCESS_REFUSED,
+    LOCKED,
+    NOT_FOUND,
+    Channel,
+    Connection,
+    Refused,
+    SharedAttempts,
+    all_of,
+)
+from oraculo.errors import BrokerError
 from oraculo.ports.broker import MAY_LOSE
 from oraculo.wire.naming import dlq_of, is_dlq, shown, source_name
 
-LOOKS_TOGETHER = 4  # each on a channel of its own, for the answer to one is awaited before the next is asked
+ASKED_TOGETHER = 16  # questions at a time, each on a channel of its own; a queue that never answers takes one place
 _NO_LIMIT = 1_000_000_000
-DECLARED_TOGETHER = 16  # queues: a slow disk has to make them, and those of their dead letters, in the time of a call
 _STEPS = (100, 150, 200, 300, 400, 500, 600, 800)  # delays of one decade: each makes a queue, so there are few
 _DELAYS: list[int] = [step * 10**decade for decade in range(7) for step in _STEPS]  # in ms, up to a week
+_LONGEST_DELAY = 7 * 24 * 3600.0
 # Seconds. RabbitMQ writes down the name of a new quorum queue about half a second after it confirmed what it was sent:
 # killed before that, it starts without what is in the queue.
-_YOUNG = 1.0
-_MOST_NAMES = 10_000  # that are remembered in each table; a queue for each answer would fill the memory
+YOUNG = 1.0
+_MAX_NAMES = 10_000  # remembered in each table; a queue for each answer would fill the memory
 _LONGEST_NAME = 255
-_IS_STREAM = "but current is 'stream'"  # what RabbitMQ says when a stream is declared as something else
+_LONGEST_SUFFIX = len(".retry.") + 10  # of a queue beside it; the longest delay in ms
+# Exclusive to another connection, or our user has no right to it: RabbitMQ 4.2.6 and later do not even show it.
+_UNSEEN = frozenset({LOCKED, ACCESS_REFUSED})
+_IS_STREAM = "but current is 'stream'"  # RabbitMQ's words when a stream is declared as something else
 _DIFFERS = re.compile(r"inequivalent arg '([^']+)'")  # the first that does, when a queue is declared in another way
 _PUSHES_OUT = "a new message pushes out the oldest, unless its x-overflow is reject-publish"
 _LOSSES = {  # by what differs
@@ -48,16 +60,10 @@ _NO_DEAD_LETTERS = (
     "it was made without dead letters: what a worker rejects is dropped, and what ends a worker comes again for ever, "
     "or until RabbitMQ 4 drops it; delete it and let ORÁCULO make it, and let workers declare it with `passive`"
 )
-_LONGEST_SUFFIX = len(".retry.") + 10  # what is put behind a name for a queue beside it; the longest delay in ms
-_LONGEST_DELAY = 7 * 24 * 3600.0
 
 _log = structlog.get_logger("oraculo.brokers.rabbitmq")
 
 Value = TypeVar("Value")
-
-
-class NotDelayed(BrokerError):
-    """There is no queue in which a message could wait, and RabbitMQ does not let us make it."""
 
 
 class Depth(NamedTuple):
@@ -65,336 +71,179 @@ class Depth(NamedTuple):
     consumers: int
 
 
+class _Kind(Enum):
+    """The kind of a queue that was seen."""
+
+    OURS = auto()  # made as we make them: it counts deliveries
+    THEIRS = auto()
+    STREAM = auto()
+    HIDDEN = auto()  # it takes messages, and we may not look at it
+
+
 class _Delay(NamedTuple):
     source: str  # the queue that the messages come from and go back to
     milliseconds: int
-    trusted_at: float = 0.0  # by the loop's time: from then on it keeps what it confirms
 
 
-class _Desk:
-    """A channel on which one at a time is asked, and that is made again when the server closes it: a refusal does, and
-    must be told to nobody else."""
+class _Channels:
+    """Channels for questions about queues, one question at a time on each. A refusal closes a channel."""
 
-    def __init__(self, connection: Connection, timeout: float) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._timeout = timeout
-        self._channel: Channel | None = None
-        self._turn = asyncio.Lock()
-        self.callers = 0  # who are asking, or wait for their turn
+        self._idle: list[Channel] = []
+        self._slots = asyncio.Semaphore(ASKED_TOGETHER)
 
     async def call(self, method: str, **arguments: Any) -> Any:
-        return await self.in_turn(lambda channel: channel.call(method, **arguments))
+        async with self._slots:
+            channel = await self._open_channel()
+            try:
+                answer = await channel.call(method, **arguments)
+            except BaseException:
+                channel.abandon()  # an answer may still come: pika would let the next call wait behind it
+                raise
+            self._idle.append(channel)
+            return answer
 
-    async def in_turn(self, ask: Callable[[Channel], Awaitable[Value]]) -> Value:
-        self.callers += 1
-        try:
-            async with asyncio.timeout(self._timeout), self._turn:
-                if self._channel is None or not self._channel.is_open:
-                    self._channel = await self._connection.channel()
-                return await self._answered(self._channel, ask)
-        except TimeoutError:
-            raise BrokerUnavailable(f"RabbitMQ did not answer in {self._timeout} s") from None
-        finally:
-            self.callers -= 1
-
-    async def _answered(self, channel: Channel, ask: Callable[[Channel], Awaitable[Value]]) -> Value:
-        """A channel on which an answer is still to come is left to it: pika would let the next call wait behind it,
-        for ever if it never comes."""
-        try:
-            return await ask(channel)
-        except BaseException:
-            self._channel = None
-            channel.abandon()
-            raise
+    async def _open_channel(self) -> Channel:
+        while self._idle:
+            if (channel := self._idle.pop()).is_open:
+                return channel
+        return await self._connection.channel()
 
 
 class Queues:
-    """Makes queues, and looks at several at once."""
+    """Makes, inspects and removes queues."""
 
-    def __init__(self, connection: Connection, delivery_limit: int, timeout: float) -> None:
+    def __init__(self, connection: Connection, delivery_limit: int) -> None:
         self._delivery_limit = delivery_limit
-        self._desks = [_Desk(connection, timeout) for _ in range(LOOKS_TOGETHER)]
-        self._call = self._desks[0].call
-        self._made: dict[str, bool] = {}  # whether it is as we would make it; False: somebody else's
-        self._declared: dict[str, None] = {}  # those that are to be there, even if somebody deletes one
-        self._locked: dict[str, None] = {}  # another's: we can send there, and not look
+        self._call = _Channels(connection).call
+        self._making = SharedAttempts[None]()
+        self._made: dict[str, _Kind] = {}
+        self._declared: dict[str, None] = {}  # those that should be there, even if somebody deletes one
         self._delays: dict[str, _Delay] = {}  # the queues in which messages wait
-        self._begun: dict[str, None] = {}  # those that were asked for, and maybe made: no answer came, or not yet
-        self._streams: dict[str, None] = {}  # somebody's own that are no queues
         self._for_replies: dict[str, None] = {}  # those of clients, who read them and nothing else
-        self._looked_through: dict[str, None] = {}  # somebody's own: whether it loses messages was told
+        self._inspected: dict[str, None] = {}  # those of others: a warning was logged if they lose messages
 
     @property
     def names(self) -> list[str]:
-        """The queues this process has had to do with of late, and can look at: AMQP cannot list those of the server."""
-        known = dict.fromkeys([*(name for name in self._made if name not in self._locked), *self._declared])
-        return [name for name in known if not is_dlq(name)]
+        """The queues that this process used lately and may look at: AMQP cannot list those of the server."""
+        visible = (name for name, kind in self._made.items() if kind is not _Kind.HIDDEN and name not in self._delays)
+        return [name for name in dict.fromkeys([*visible, *self._declared]) if not is_dlq(name)]
 
     def is_ours(self, name: str) -> bool:
-        """Whether it counts deliveries: a quorum queue that we made, or would have made in the same way."""
-        return self._made.get(name, False)
+        """Return True for a queue that counts deliveries: we made it, or would have made it in the same way."""
+        return self._made.get(name) is _Kind.OURS
 
-    def unmade(self, names: Iterable[str]) -> list[str]:
-        """Those that were not seen yet."""
-        return [name for name in names if name not in self._made and name not in self._delays]
+    def is_made(self, name: str) -> bool:
+        return name in self._made
+
+    def forget_made(self, name: str) -> None:
+        self._made.pop(name, None)
 
     def note_replies(self, names: Iterable[str]) -> None:
         for name in names:
             _remember(self._for_replies, name, None)
 
-    async def ensure(self, name: str) -> None:
-        """Makes it so that something can be sent to it. To somebody else's, as a reply queue is that lives as long as
-        its client, no dead-letter queue is put beside; nor to one that is made for a reply, which a client may name
-        anew for each and leave behind. Should anything be rejected there, RabbitMQ keeps it until it has a place."""
-        if _is_reserved(name) and not _is_broken(name):
-            await self._find(name)
-        elif is_dlq(name) or name_fault(name):
-            await self.declare([name])
-        else:
-            made = await self._declare(name, self._arguments(name))
-            if made is not False and name not in self._for_replies:
-                await self._make(dlq_of(name), _quorum(_NO_LIMIT))
-            _remember(self._made, name, bool(made))
-
-    async def ensure_together(self, names: Sequence[str]) -> bool:
-        """As `ensure` does each, in a few round trips for all. False when one of them is not as we would make it: then
-        nothing is known of any."""
-        if any(_is_reserved(name) or is_dlq(name) or name_fault(name) for name in names):
-            return False
-        beside = [dlq_of(name) for name in names if name not in self._for_replies]
-        for wanted in ({name: self._arguments(name) for name in names}, dict.fromkeys(beside, _quorum(_NO_LIMIT))):
-            if wanted and not await self._are_declared(wanted):
-                return False
-        self._remember_as_ours([*beside, *names])
-        return True
+    # -- making ---------------------------------------------------------------------------------------------------
 
     async def declare(self, names: Iterable[str]) -> None:
-        """Makes each, and its dead-letter queue before it, so that no dead letter finds it missing."""
-        every = list(dict.fromkeys(source_name(name) for name in names))
-        sources = [name for name in every if not name_fault(name)]
-        for some in pages(sources, DECLARED_TOGETHER):
-            if len(some) == 1 or not await self._declare_together(some):
-                for name in some:
-                    await self._declare_alone(name)
-            for name in some:
-                _remember(self._declared, name, None)
-        for fault in filter(None, map(name_fault, every)):
+        """Make each queue that should be there from now on, and its dead-letter queue."""
+        await all_of(*map(self._declare_with_dead_letters, dict.fromkeys(map(source_name, names))))
+
+    async def _declare_with_dead_letters(self, name: str) -> None:
+        if fault := name_fault(name):
             raise BrokerError(fault)
-
-    async def _declare_together(self, names: Sequence[str]) -> bool:
-        """Whether they are as we would make them."""
-        if any(map(_is_reserved, names)):
-            return False
-        wanted = {
-            queue: arguments
-            for name in names
-            for queue, arguments in ((dlq_of(name), _quorum(_NO_LIMIT)), (name, self._arguments(name)))
-        }
-        if not await self._are_declared(wanted):
-            return False
-        self._remember_as_ours(wanted)
-        return True
-
-    async def _are_declared(self, wanted: Mapping[str, dict[str, Any]]) -> bool:
-        """Without an answer for each, for which RabbitMQ would count what is in the queue. When it refuses one, nothing
-        is known of any: the channel is closed."""
-
-        async def declare(channel: Channel) -> None:
-            for queue, arguments in wanted.items():
-                channel.tell("queue_declare", queue=queue, durable=True, arguments=arguments)
-            await channel.call("basic_qos", prefetch_count=0)  # answered when all that was told before is done
-
-        try:
-            await self._least_busy_desk().in_turn(declare)
-        except Refused:
-            return False
-        return True
-
-    def _least_busy_desk(self) -> _Desk:
-        return min(self._desks, key=lambda desk: desk.callers)
-
-    def _remember_as_ours(self, names: Iterable[str]) -> None:
-        for name in names:
-            self._streams.pop(name, None)
-            self._locked.pop(name, None)
-            _remember(self._made, name, True)
-
-    async def _declare_alone(self, name: str) -> None:
         if _is_reserved(name):
             await self._find(name)
         else:
-            await self._make(dlq_of(name), _quorum(_NO_LIMIT))
+            await self._make(dlq_of(name), _quorum(_NO_LIMIT))  # first, so that no dead letter finds it missing
             await self._make(name, self._arguments(name))
+        _remember(self._declared, name, None)
 
-    def refuse_stream(self, name: str) -> None:
-        """Of one that was just declared. Who reads a stream gets nothing that came before, and settles nothing."""
-        if name in self._streams:
-            raise BrokerError(
-                f"{name} is a stream of RabbitMQ, which cannot be read as a queue: delete it, or rename it"
-            )
+    async def ensure(self, name: str) -> None:
+        """Make a queue so that something can be sent to it."""
+        await self._making.result(name, lambda: self._ensure(name))
 
-    async def delay(self, name: str, seconds: float) -> str:
-        """The queue in which a message for `name` waits that long, or a little longer. It is made where it is missing.
+    async def _ensure(self, name: str) -> None:
+        if is_dlq(name) or (name_fault(name) and name not in self._delays):
+            await self._declare_with_dead_letters(source_name(name))
+        elif (delay := self._delays.get(name)) is not None:
+            await self._make_delay(name, delay)
+        elif _is_reserved(name):
+            await self._find(name)
+        else:
+            kind = await self._make(name, self._arguments(name))
+            # Others may name a queue for each reply and leave it behind. If a reply is rejected there, RabbitMQ keeps
+            # it until it has a place.
+            if kind is _Kind.OURS and name not in self._for_replies:
+                await self._make(dlq_of(name), _quorum(_NO_LIMIT))
 
-        These stay: a quorum queue that expires is deleted with what is in it, even if it was declared again meanwhile.
-        Raises NotDelayed.
+    def delay(self, name: str, seconds: float) -> str:
+        """Return the queue in which messages for `name` wait that long, or a little longer. Publishing makes it.
+
+        It stays: a quorum queue that expires is deleted with what is in it, even if it was declared again meanwhile.
         """
         milliseconds = _rounded_up(seconds)
-        waiting = _delay_name(name, milliseconds)
-        if waiting in self._delays:
-            _remember(self._delays, waiting, self._delays[waiting])
-        else:
-            try:
-                await self._declare_delay(waiting, _Delay(name, milliseconds))
-            except Refused as refusal:
-                raise NotDelayed(str(refusal)) from refusal
-        await self._until_trusted(waiting)
+        waiting = f"{name}.retry.{milliseconds}"
+        _remember(self._delays, waiting, _Delay(name, milliseconds))
         return waiting
 
-    async def _until_trusted(self, waiting: str) -> None:
-        """Returns when messages may leave their own queue for it."""
-        if (delay := self._delays.get(waiting)) is not None:
-            await asyncio.sleep(delay.trusted_at - asyncio.get_running_loop().time())
-
-    async def remake(self, names: Iterable[str]) -> set[str]:
-        """Those that vanished while something was published to them. Returns those that the server let us make."""
-        made = set[str]()
-        for name in names:
-            with suppress(Refused):
-                await (self._declare_delay(name, delay) if (delay := self._delays.get(name)) else self.ensure(name))
-                await self._until_trusted(name)
-                made.add(name)
-        return made
-
-    async def remove(self, names: Iterable[str]) -> None:
-        """With the queues in which this process let its messages wait: AMQP cannot list those of others, which stay
-        behind, and empty themselves."""
-        for name in dict.fromkeys(source_name(name) for name in names):
-            if name_fault(name):
-                continue
-            delays = [waiting for waiting, delay in self._delays.items() if delay.source == name]
-            for each in (name, dlq_of(name), *delays):
-                await self._call("queue_delete", queue=each)
-                for table in (self._made, self._declared, self._delays):
-                    table.pop(each, None)
-
-    async def remove_unused(self, names: Iterable[str]) -> list[str]:
-        """Also tells of those that are not there. One that is not as we would make it is somebody's own, and stays."""
-        return [name for name in names if await self._is_removed_unused(source_name(name))]
-
-    async def _is_removed_unused(self, name: str) -> bool:
-        if _is_reserved(name) or name_fault(name):
-            return False
-        delays = [waiting for waiting, delay in self._delays.items() if delay.source == name]
-        beside = dlq_of(name), *delays
-        # Before the queue and after it: a message that moves between two looks, either way, is seen by one of them.
-        found = [(each, await self.depth(each)) for each in (*beside, name, *beside)]
-        there = dict.fromkeys(each for each, depth in found if depth is not None)
-        if any(depth is not None and (depth.messages or depth.consumers) for _, depth in found):
-            return False
-        if name in there and await self._declare(name, self._arguments(name)) is not True:
-            return False
-        for each in there:
-            await self._call("queue_delete", queue=each)
-        for table in (self._made, self._declared, self._delays):
-            for each in (name, *beside):
-                table.pop(each, None)
-        return True
-
-    async def depth(self, name: str) -> Depth | None:
-        """None when there is no such queue."""
-        if not 0 < len(name.encode()) <= _LONGEST_NAME or _is_broken(name) or _is_direct_reply(name):
-            return None  # AMQP takes no name for the last one declared
-        try:
-            found = await self._least_busy_desk().call("queue_declare", queue=name, passive=True)
-        except Refused as refusal:
-            if refusal.code in _UNSEEN:
-                _remember(self._locked, name, None)
-            if refusal.code == NOT_FOUND:
-                return None
-            raise
-        self._locked.pop(name, None)
-        return Depth(int(found.message_count), int(found.consumer_count))
-
-    def forget(self, name: str) -> None:
-        """One that was looked for in vain, unless it is to be there: the reply queue of a client that has gone, say.
-        Each such look costs a channel, and leaves a line in the server's log."""
-        if name not in self._declared:
-            self._made.pop(name, None)
-
-    async def delayed(self, name: str) -> int:
-        """How many messages of `name` wait for a delay that this process asked for."""
-        depths = [await self.depth(waiting) for waiting, delay in list(self._delays.items()) if delay.source == name]
-        return sum(depth.messages for depth in depths if depth)
-
-    async def ping(self) -> None:
-        """A round trip that changes nothing."""
-        await self._call("basic_qos", prefetch_count=0)
-
-    async def _declare_delay(self, waiting: str, delay: _Delay) -> None:
-        """Raises Refused also when somebody has a queue of that name: nothing might ever come back from it."""
-        is_new = await self.depth(waiting) is None or waiting in self._begun
-        _remember(self._begun, waiting, None)
+    async def _make_delay(self, waiting: str, delay: _Delay) -> None:
+        """Make a queue to wait in, and let it grow old. Raises Refused when somebody has a queue of that name."""
         arguments = _quorum(_NO_LIMIT) | {"x-message-ttl": delay.milliseconds} | _dead_letters_to(delay.source)
-        if await self._declare(waiting, arguments) is False:
-            await self._declare_plain(waiting, arguments)
-        self._begun.pop(waiting, None)
-        if is_new:
-            _remember(self._delays, waiting, delay._replace(trusted_at=asyncio.get_running_loop().time() + _YOUNG))
-        else:  # maybe because another call has made it just now
-            _remember(self._delays, waiting, self._delays.get(waiting, delay))
+        await self._call("queue_declare", queue=waiting, durable=True, arguments=arguments)
+        await asyncio.sleep(YOUNG)
+        _remember(self._made, waiting, _Kind.OURS)
 
     async def _find(self, name: str) -> None:
-        """One of those that only the server can make."""
+        """Find a queue that only the server can make."""
+        kind = _Kind.THEIRS
         try:
             is_there = await self.depth(name) is not None
         except Refused as refusal:
             if refusal.code not in _UNSEEN:
                 raise
-            is_there = True  # if it is not, what is sent there comes back
+            is_there, kind = True, _Kind.HIDDEN  # if it is not there, what is sent to it comes back
         if not is_there:
-            self._made.pop(name, None)
+            self.forget_made(name)
             why = "RabbitMQ alone makes those that begin with 'amq.'"
             if _is_direct_reply(name):
                 why = "direct reply-to works only within the client's own connection: name a queue of yours"
             raise Refused(NOT_FOUND, f"there is no queue {name}, and {why}")
-        _remember(self._made, name, False)
+        _remember(self._made, name, kind)
 
-    def _arguments(self, name: str) -> dict[str, Any]:
-        return _quorum(self._delivery_limit - 1) | _dead_letters_to(dlq_of(name))
+    async def _make(self, name: str, arguments: dict[str, Any]) -> _Kind:
+        kind = await self._declare(name, arguments)
+        _remember(self._made, name, kind)
+        return kind
 
-    async def _make(self, name: str, arguments: dict[str, Any]) -> None:
-        _remember(self._made, name, bool(await self._declare(name, arguments)))
-
-    async def _declare(self, name: str, arguments: dict[str, Any]) -> bool | None:
-        """Whether it is now as these arguments say: False when it is somebody's own, None when it was made as well as
-        this server can."""
-        self._locked.pop(name, None)
+    async def _declare(self, name: str, arguments: dict[str, Any]) -> _Kind:
         try:
             await self._call("queue_declare", queue=name, durable=True, arguments=arguments)
         except Refused as refusal:
-            self._made.pop(name, None)  # if it is refused for good, it is asked for again before anything is sent
-            if _IS_STREAM in str(refusal):
-                _remember(self._streams, name, None)
+            self.forget_made(name)  # if it is refused for good, it is asked for again before anything is sent
             if refusal.code == LOCKED:
-                _remember(self._locked, name, None)
-                return False
-            if await self.depth(name) is not None:
-                await self._warn_of_loss(name, refusal)
-                return False
-            await self._declare_plain(name, arguments)
-            return None
-        self._streams.pop(name, None)
-        return True
+                return _Kind.HIDDEN
+            if await self.depth(name) is None:
+                raise
+            await self._warn_of_loss(name, refusal)
+            return _Kind.STREAM if _IS_STREAM in str(refusal) else _Kind.THEIRS
+        return _Kind.OURS
+
+    def refuse_stream(self, name: str) -> None:
+        """Raise BrokerError for a stream: its reader gets nothing that came before, and settles nothing."""
+        if self._made.get(name) is _Kind.STREAM:
+            raise BrokerError(
+                f"{name} is a stream of RabbitMQ, which cannot be read as a queue: delete it, or rename it"
+            )
 
     async def _warn_of_loss(self, name: str, refusal: Refused) -> None:
-        """Once for each, but for a client's own: how long its replies are kept is the client's to say. That it has no
-        dead letters RabbitMQ says before it speaks of what else it has, which may be worse."""
-        if name in self._looked_through or name in self._for_replies:
+        """Log once why somebody's queue may lose messages. How long a reply is kept is its client's to say."""
+        if name in self._inspected or name in self._for_replies:
             return
-        _remember(self._looked_through, name, None)
+        _remember(self._inspected, name, None)
         differing = _differing(refusal)
-        if differing == "x-dead-letter-exchange":
+        if differing == "x-dead-letter-exchange":  # the server names it first; what else differs may be worse
             differing = await self._difference_from_plain(name)
         reason = _LOSSES.get(differing)
         if reason is None and _LACKS_DEAD_LETTERS.search(str(refusal)):
@@ -403,7 +252,7 @@ class Queues:
             _log.warning(MAY_LOSE, queue=name, reason=reason)
 
     async def _difference_from_plain(self, name: str) -> str:
-        """Of a queue that is there, from one of its type without any further arguments."""
+        """Return what tells an existing queue from one of its type without any further arguments."""
         for arguments in ({}, {"x-queue-type": "quorum"}):
             try:
                 await self._call("queue_declare", queue=name, durable=True, arguments=arguments)
@@ -413,15 +262,98 @@ class Queues:
                     return differing
         return ""
 
-    async def _declare_plain(self, name: str, arguments: dict[str, Any]) -> None:
-        plain = {key: value for key, value in arguments.items() if key in _CLASSIC_ARGUMENTS}
-        await self._call("queue_declare", queue=name, durable=True, arguments=plain)
+    def _arguments(self, name: str) -> dict[str, Any]:
+        return _quorum(self._delivery_limit - 1) | _dead_letters_to(dlq_of(name))
+
+    # -- inspecting -----------------------------------------------------------------------------------------------
+
+    async def depth(self, name: str) -> Depth | None:
+        """Return the counts of a queue; None when there is no such queue."""
+        if not 0 < len(name.encode()) <= _LONGEST_NAME or _is_broken(name) or _is_direct_reply(name):
+            return None  # AMQP takes the empty name for the last one declared
+        kind = self._made.get(name)
+        try:
+            found = await self._call("queue_declare", queue=name, passive=True)
+        except Refused as refusal:
+            if refusal.code == NOT_FOUND:
+                return None
+            if refusal.code in _UNSEEN and kind is not None:
+                self._made[name] = _Kind.HIDDEN
+            raise
+        if kind is _Kind.HIDDEN:
+            self._made[name] = _Kind.THEIRS
+        return Depth(int(found.message_count), int(found.consumer_count))
+
+    async def looks_empty(self, name: str) -> bool:
+        """Return True when a queue shows no message; False when nothing is known of it."""
+        try:
+            depth = await self.depth(name)
+        except (BrokerError, AMQPError, OSError):
+            return False
+        return depth is None or not depth.messages
+
+    async def delayed(self, name: str) -> int:
+        """Return how many messages of `name` wait for a delay that this process asked for."""
+        depths = [await self.depth(waiting) for waiting in self._delays_of(name)]
+        return sum(depth.messages for depth in depths if depth)
+
+    def forget_gone(self, name: str) -> None:
+        """Forget a queue that was not found, unless it should be there: the reply queue of a client that left, say.
+
+        Each look at one costs a channel, and a line in the server's log.
+        """
+        if name not in self._declared:
+            self.forget_made(name)
+
+    async def ping(self) -> None:
+        """Ask the server something that changes nothing."""
+        await self._call("basic_qos", prefetch_count=0)
+
+    def _delays_of(self, name: str) -> list[str]:
+        return [waiting for waiting, delay in self._delays.items() if delay.source == name]
+
+    # -- removing -------------------------------------------------------------------------------------------------
+
+    async def remove(self, names: Iterable[str]) -> None:
+        """Delete queues and all beside them. Delays of other processes stay behind and empty themselves."""
+        for name in dict.fromkeys(source_name(name) for name in names):
+            if not name_fault(name):
+                await self._delete([name, dlq_of(name), *self._delays_of(name)])
+
+    async def remove_unused(self, names: Iterable[str]) -> Sequence[str]:
+        """Delete the unused ones, and return those that are gone. A queue that somebody else made stays."""
+        return [name for name in names if await self._is_removed_unused(source_name(name))]
+
+    async def _is_removed_unused(self, name: str) -> bool:
+        if _is_reserved(name) or name_fault(name):
+            return False
+        beside = dlq_of(name), *self._delays_of(name)
+        # Before the queue and after it: a message that moves between two looks, either way, is seen by one of them.
+        found = [(each, await self.depth(each)) for each in (*beside, name, *beside)]
+        if any(depth is not None and (depth.messages or depth.consumers) for _, depth in found):
+            return False
+        there = {each for each, depth in found if depth is not None}
+        if name in there and await self._declare(name, self._arguments(name)) is not _Kind.OURS:
+            return False
+        await self._delete([each for each in (name, *beside) if each in there])
+        self._forget((name, *beside))
+        return True
+
+    async def _delete(self, names: Sequence[str]) -> None:
+        for name in names:
+            await self._call("queue_delete", queue=name)
+        self._forget(names)
+
+    def _forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            for table in (self._made, self._declared, self._delays):
+                table.pop(name, None)
 
 
 def _remember(table: dict[str, Value], name: str, value: Value) -> None:
-    """As the last one. The first is forgotten when there are too many: it is declared again when it is next needed."""
+    """Put an entry last. A full table forgets its first: that queue is declared again when it is next needed."""
     table.pop(name, None)
-    if len(table) >= _MOST_NAMES:
+    if len(table) >= _MAX_NAMES:
         del table[next(iter(table))]
     table[name] = value
 
@@ -431,12 +363,8 @@ def _differing(refusal: Refused) -> str:
     return found[1] if found else ""
 
 
-def _delay_name(name: str, milliseconds: int) -> str:
-    return f"{name}.retry.{milliseconds}"
-
-
 def name_fault(name: str) -> str | None:
-    """Why RabbitMQ cannot have a queue of that name, with those beside it."""
+    """Return why RabbitMQ cannot have a queue of that name, with those beside it."""
     most = _LONGEST_NAME - _LONGEST_SUFFIX
     if _is_broken(name):
         return f"RabbitMQ cannot have the queue {shown(name)}: it leaves line feeds and carriage returns out of a name"
@@ -446,8 +374,11 @@ def name_fault(name: str) -> str | None:
 
 
 def _is_broken(name: str) -> bool:
-    """Into lines. RabbitMQ makes, and deletes, the queue that is named so without the breaks, and publishes to none.
-    Its answer has that other name, and pika waits for one with ours."""
+    """Return True for a name of several lines.
+
+    RabbitMQ makes, and deletes, the queue that is named so without the breaks, and publishes to none. Its answer has
+    that other name, and pika waits for one with ours.
+    """
     return "\n" in name or "\r" in name
 
 
@@ -456,17 +387,12 @@ def _is_reserved(name: str) -> bool:
 
 
 def _is_direct_reply(name: str) -> bool:
-    """RabbitMQ says that such a queue is there, and sends back, as without any, what is published to it."""
+    """Return True for a queue that RabbitMQ shows as existing, and that takes nothing from other connections."""
     return name.startswith("amq.rabbitmq.")
 
 
-# Exclusive to another connection, or one that our user has no right to: RabbitMQ 4.2.6 and later do not even show it.
-_UNSEEN = frozenset({LOCKED, ACCESS_REFUSED})
-_CLASSIC_ARGUMENTS = frozenset({"x-message-ttl", "x-dead-letter-exchange", "x-dead-letter-routing-key"})
-
-
 def _quorum(limit: int) -> dict[str, Any]:
-    """A limit of n lets a message be delivered n + 1 times."""
+    """Return the arguments of a quorum queue. A limit of n lets a message be delivered n + 1 times."""
     return {"x-queue-type": "quorum", "x-delivery-limit": limit}
 
 
@@ -480,6 +406,6 @@ def _dead_letters_to(name: str) -> dict[str, Any]:
 
 
 def _rounded_up(seconds: float) -> int:
-    """The next step, in milliseconds."""
+    """Return the next step, in milliseconds."""
     wanted = min(seconds, _LONGEST_DELAY) * 1000
     return next(delay for delay in _DELAYS if delay >= wanted)

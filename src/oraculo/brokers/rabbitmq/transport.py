@@ -1,8 +1,7 @@
 """The bytes of a connection, carried by the event loop's own transport.
 
-pika's own reads 4 kB at a time, once more to learn that there is nothing left, and waits for another turn of the loop
-before it writes: for large messages more than half of what they cost here. pika takes any that a loop offers by its
-`AbstractIOServices`.
+pika's own transport reads 4 kB at a time, reads once more to learn that nothing is left, and waits for another turn of
+the loop before it writes. For large messages that is more than half of their cost. pika lets a loop offer its own.
 """
 
 import asyncio
@@ -20,8 +19,10 @@ OnDone = Callable[[Any], None]  # gets what was asked for, or what went wrong
 
 
 class LoopServices(_AsyncioIOServicesAdapter):  # type: ignore[misc, unused-ignore]
-    """What pika asks of an event loop. `turn`: which of a name's addresses comes first, counted round and round; pika
-    tries them in their order, and one that says nothing takes all the time that there is."""
+    """The services that pika asks of an event loop.
+
+    `turn` chooses which address of a name comes first. pika tries them in order, and a silent one takes all the time.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, turn: int = 0) -> None:
         super().__init__(loop)
@@ -29,9 +30,9 @@ class LoopServices(_AsyncioIOServicesAdapter):  # type: ignore[misc, unused-igno
 
     def getaddrinfo(self, host: str, port: int, on_done: OnDone, **wanted: int) -> Any:
         def rotated(found: Any) -> None:
-            if isinstance(found, list) and found and self._turn:  # a list: else it is what went wrong
+            if isinstance(found, list) and found and self._turn:  # else it is an error
                 found = sorted(found, key=str)  # for a resolver may turn them too, each time
-                first = (self._turn + os.getpid()) % len(found)  # nor are all clients to come to the same one
+                first = (self._turn + os.getpid()) % len(found)  # so that not all clients come to the same one
                 found = [*found[first:], *found[:first]]
             on_done(found)
 
@@ -49,7 +50,7 @@ class LoopServices(_AsyncioIOServicesAdapter):  # type: ignore[misc, unused-igno
 
 
 class _Attempt(AbstractIOReference):  # type: ignore[misc, unused-ignore]
-    """Makes a stream of a connected socket, and tells how that went: once, and not after it was cancelled."""
+    """Makes a stream of a connected socket, and reports the outcome once, unless it is cancelled before."""
 
     def __init__(
         self,
@@ -74,16 +75,16 @@ class _Attempt(AbstractIOReference):  # type: ignore[misc, unused-ignore]
         return True
 
     def link(self, stream: "_Stream") -> Any:
-        """Returns pika's protocol; None when it is not to be."""
+        """Return pika's protocol, or None when the attempt is over."""
         if self._is_over:
             return None
         try:
             protocol = self._make_protocol()
             protocol.connection_made(stream)
-        except Exception as error:  # noqa: BLE001 - it is told to whoever waits
-            self._tell(error)
+        except Exception as error:  # noqa: BLE001 - pika gets it
+            self._report(error)
             return None
-        self._tell((stream, protocol))
+        self._report((stream, protocol))
         return protocol
 
     async def _open(self, tls: ssl.SSLContext | None, hostname: str | None) -> None:
@@ -92,30 +93,30 @@ class _Attempt(AbstractIOReference):  # type: ignore[misc, unused-ignore]
             await asyncio.get_running_loop().create_connection(
                 lambda: _Stream(self.link), sock=self._sock, ssl=tls, server_hostname=name
             )
-        except Exception as error:  # noqa: BLE001 - it is told to whoever waits
+        except Exception as error:  # noqa: BLE001 - pika gets it
             self._sock.close()
-            self._tell(error)
+            self._report(error)
 
     def _opened(self, opening: "asyncio.Task[None]") -> None:
         if opening.cancelled():  # perhaps before it began, so that nobody else closes it
             self._sock.close()
 
-    def _tell(self, outcome: Any) -> None:
+    def _report(self, outcome: Any) -> None:
         if not self._is_over:
             self._is_over = True
             self._on_done(outcome)
 
 
 class _Stream(asyncio.Protocol, AbstractStreamTransport):  # type: ignore[misc, unused-ignore]
-    """To the event loop a protocol, to pika a transport. They are linked before the loop reads anything."""
+    """A protocol to the event loop and a transport to pika. They are linked before the loop reads anything."""
 
     def __init__(self, link: "Callable[[_Stream], Any]") -> None:
         self._link = link
         self._transport: Any = None
         self._protocol: Any = None
         self._error: Exception | None = None
-        self._is_end_known = False  # to pika: that the peer ended it, or because pika itself did
-        self._pieces: list[bytes] = []  # that were not sent yet
+        self._is_end_known = False  # to pika, because it was reported, or pika ended it
+        self._pieces: list[bytes] = []  # not sent yet
         self._call_soon = asyncio.get_running_loop().call_soon
 
     # -- for the event loop ---------------------------------------------------------------------------------------
@@ -136,19 +137,19 @@ class _Stream(asyncio.Protocol, AbstractStreamTransport):  # type: ignore[misc, 
             self._transport.abort()
 
     def eof_received(self) -> bool:
-        """Nobody reads any more what is still to be sent: it is not waited for."""
-        self._tell_end()
+        """End it without sending the rest, which nobody reads any more."""
+        self._report_end()
         self._transport.abort()
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
         error = self._error or error
         if error is None:
-            self._tell_end()  # under TLS uvloop does not say so before
+            self._report_end()  # under TLS uvloop does not say so before
         if self._protocol is not None:
             self._protocol.connection_lost(error)
 
-    def _tell_end(self) -> None:
+    def _report_end(self) -> None:
         if self._protocol is not None and not self._is_end_known:
             self._is_end_known = True
             self._protocol.eof_received()
@@ -167,8 +168,7 @@ class _Stream(asyncio.Protocol, AbstractStreamTransport):  # type: ignore[misc, 
         self._send()
 
     def write_soon(self, data: bytes) -> None:
-        """With what is written next, or in the next turn of the loop: for what nobody waits for. To send costs more
-        than its bytes do."""
+        """Write with what is written next, or in the next turn of the loop: each sending costs more than its bytes."""
         if not self._pieces:
             self._call_soon(self._send)
         self._pieces.append(data)
@@ -178,5 +178,5 @@ class _Stream(asyncio.Protocol, AbstractStreamTransport):  # type: ignore[misc, 
 
     def _send(self) -> None:
         pieces, self._pieces = self._pieces, []
-        if pieces and not self._transport.is_closing():  # soon told as lost; until then the loop would warn of each
+        if pieces and not self._transport.is_closing():  # else it is soon reported as lost, and the loop would warn
             self._transport.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
