@@ -18,7 +18,6 @@ from pymongo.errors import (
 
 from oraculo.core.events import Progressed, Sent
 from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
-from oraculo.ports.browse import RunQuery
 from oraculo.stores.migrations import Migration
 from oraculo.stores.mongo import MongoStore, schema
 from oraculo.stores.mongo import server as server_module
@@ -373,10 +372,3 @@ async def test_passwords(fleet: Fleet) -> None:
         with pytest.raises(StoreUnavailable, match="Authentication failed") as refusal:
             await wrong.start()
         assert "gu3ss" not in str(refusal.value)
-
-
-async def test_a_store_that_is_not_open_says_so(new_url: str) -> None:
-    store = MongoStore(new_url)
-    for call in (store.load(["a"]), store.commit([], []), store.prune(NOW, 1), store.runs(RunQuery())):
-        with pytest.raises(StoreError, match="not open"):
-            await call

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 import pytest
 
 from oraculo.core.events import Answered, Progressed, Sent
-from oraculo.core.run import Changes
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.stores.postgres import PostgresStore, address, schema
 from oraculo.stores.postgres.connections import QUERIES
@@ -285,14 +284,6 @@ async def test_a_bad_text_is_refused_and_the_connection_goes_on(url: str) -> Non
         await create(store, run := make_run("b"))
         await change(store, changed(run, Answered(0, 1, OK)))
         assert store._writer._connection is connection
-
-
-async def test_a_store_that_is_not_open_says_so(url: str) -> None:
-    store = PostgresStore(url)
-    with pytest.raises(StoreError, match="not open"):
-        await store.load(["a"])
-    with pytest.raises(StoreError, match="not open"):
-        await store.commit([], [Changes(make_run("a"))])
 
 
 async def test_a_fault_of_the_database_is_waited_for_and_not_blamed_on_the_run(url: str) -> None:

@@ -68,7 +68,7 @@ class TestConformance(InOrderSuite):
 
 
 async def test_a_writer_that_is_killed_leaves_every_run_whole(url: str) -> None:
-    await survives_kills(RedisStore, url, kills=4)
+    await survives_kills(RedisStore, url, kills=2)
 
 
 # -- bounded work ---------------------------------------------------------------------------------------------------

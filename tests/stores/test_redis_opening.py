@@ -9,7 +9,7 @@ import redis
 
 from oraculo.brokers.redis_streams import RedisStreamsBroker
 from oraculo.core.events import Cancelled
-from oraculo.core.run import Changes, RunStatus
+from oraculo.core.run import RunStatus
 from oraculo.errors import InvalidSettings, StoreError, StoreUnavailable
 from oraculo.ports.broker import Outgoing, publish_all
 from oraculo.ports.browse import RunQuery
@@ -107,13 +107,6 @@ async def test_a_server_that_cannot_be_reached_is_named() -> None:
         assert "s3cret" not in str(refusal)
         with pytest.raises(StoreError, match="not open"):
             await runs.load(["a"])
-
-
-async def test_a_store_that_is_not_open_says_so(url: str) -> None:
-    runs = RedisStore(url)
-    for call in (runs.load(["a"]), runs.commit([], [Changes(make_run("a"))]), runs.runs(RunQuery())):
-        with pytest.raises(StoreError, match=r"not open: call start\(\) first"):
-            await call
 
 
 async def test_many_may_open_an_empty_store_at_once(url: str, namespace: str, plain: Any) -> None:

@@ -459,5 +459,5 @@ async def test_a_new_file_is_not_waited_for_without_end(path: str, monkeypatch: 
 
 
 async def test_a_process_that_is_killed_leaves_every_run_whole(path: str) -> None:
-    await survives_kills(SqliteStore, path, kills=3)
+    await survives_kills(SqliteStore, path, kills=2)
     assert look(path, "PRAGMA integrity_check") == [("ok",)]

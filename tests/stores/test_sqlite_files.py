@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from oraculo.core.events import Sent
-from oraculo.core.run import Changes
 from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
 from oraculo.stores.sqlite import SqliteStore, connection_threads
 from oraculo.stores.sqlite.connections import ours
@@ -278,11 +277,3 @@ async def test_a_file_is_known_again_by_another_name_and_from_another_folder(
         await assert_refused(store, f"{tmp_path}/elsewhere/oraculo.db-wal")
         os.rename("aside", "oraculo.db-wal")
         assert await store.check()
-
-
-async def test_a_store_that_is_not_open_says_so(path: str) -> None:
-    store = SqliteStore(path)
-    with pytest.raises(StoreError, match="not open"):
-        await store.load(["a"])
-    with pytest.raises(StoreError, match="not open"):
-        await store.commit([], [Changes(make_run("a"))])

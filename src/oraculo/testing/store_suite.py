@@ -24,7 +24,7 @@ from oraculo.core.events import (
     TaskDue,
 )
 from oraculo.core.run import RunStatus
-from oraculo.errors import StoreUnavailable, WrittenByNewer
+from oraculo.errors import StoreError, StoreUnavailable, WrittenByNewer
 from oraculo.ports.browse import RunQuery
 from oraculo.ports.store import Creation, CreationOutcome, Due, Unsent
 from oraculo.testing.store_browse import StoreBrowse
@@ -294,6 +294,10 @@ class StoreSuite(StoreCommits, StoreBrowse, StoreRegistry):
         await store.close()
         with raises(StoreUnavailable):
             await store.check()
+        for call in (store.load(["a"]), store.commit([], []), store.runs(RunQuery()), store.prune(NOW, 1)):
+            with raises(StoreError) as refusal:
+                await call
+            assert "not open: call start() first" in str(refusal.exception)
 
     async def test_the_check_returns_the_version(self) -> None:
         async with self.opened() as store:
