@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from oraculo.bootstrap import build, make_earlier_objects, make_objects, make_worker
+from oraculo.bootstrap import build, make_objects, make_worker
 from oraculo.errors import InvalidSettings, ObjectsUnavailable
 from oraculo.ports.clock import SystemClock
-from oraculo.ports.objects import Objects
 from oraculo.settings import load_settings
 from oraculo.stores.objects import FolderObjects, RemoteObjects
 from oraculo.worker import App
@@ -41,23 +40,6 @@ async def test_with_a_server_as_the_store_nowhere_until_it_is_told() -> None:
 async def test_a_folder_by_its_path_or_url(tmp_path: Path) -> None:
     assert await place_of(OBJECTS_URL="./large") == f"FolderObjects {tmp_path}/large"
     assert await place_of(OBJECTS_URL="file:///tmp/large%20ones") == "FolderObjects /tmp/large ones"
-
-
-async def test_what_rests_beside_the_sqlite_file_is_still_found_when_a_url_is_set(tmp_path: Path) -> None:
-    def earlier(**environ: str) -> Objects | None:
-        return make_earlier_objects(load_settings({f"ORACULO_{name}": value for name, value in environ.items()}))
-
-    assert earlier(OBJECTS_URL="./large") is None, "there is no such folder"
-    beside = tmp_path / ".oraculo" / "oraculo.db.objects"
-    beside.mkdir(parents=True)
-    for url in ("./large", "memory://b"):
-        found = earlier(OBJECTS_URL=url)
-        assert found is not None
-        assert await found.check() == str(beside)
-    assert build(load_settings({"ORACULO_OBJECTS_URL": "./large"})).engine._earlier_objects is not None
-    for itself in ("", ".oraculo/oraculo.db.objects", f"file://{beside}/"):
-        assert earlier(OBJECTS_URL=itself) is None
-    assert earlier(OBJECTS_URL="./large", STORE_URL=POSTGRES) is None
 
 
 def test_the_numbers_are_those_of_the_documentation() -> None:
@@ -130,7 +112,7 @@ async def test_workers_are_given_the_object_store_only_when_its_url_is_set(tmp_p
     kept, named = load_settings({}), load_settings({"ORACULO_OBJECTS_URL": "./large"})
     for settings, is_given in ((kept, False), (named, True)):
         system = build(settings)
-        assert isinstance(system.engine.objects, FolderObjects)
+        assert isinstance(system.engine.ports.objects, FolderObjects)
         worker = make_worker(App("a"), system.broker, settings, SystemClock(), system.objects)
         assert (worker._objects is not None) is is_given
 

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from oraculo.engine.operations import Operations
-    from oraculo.engine.service import Engine, Role
+    from oraculo.engine.service import Engine
+    from oraculo.engine.wiring import Role
     from oraculo.telemetry.metrics import Metrics
 
 _log = structlog.get_logger("oraculo")
@@ -208,17 +209,6 @@ def _how_to_reach(scheme: str, error: ImportError) -> str:
     return ": pip install fsspec" if error.name == "fsspec" else ""
 
 
-def make_earlier_objects(settings: Settings) -> Objects | None:
-    """Return the folder of results from before the URL was set; None: there is none."""
-    beside = _folder_beside(settings.store.url)
-    if not settings.objects.url or beside is None or not os.path.isdir(beside):
-        return None
-    present = _folder_of(settings.objects.url)
-    if present is not None and os.path.realpath(present) == os.path.realpath(beside):
-        return None
-    return FolderObjects(beside, is_own=True)
-
-
 def _folder_of(objects_url: str) -> Path | None:
     """Return the folder that the URL names; None: it names a place for fsspec."""
     scheme, mark, path = objects_url.partition("://")
@@ -287,8 +277,8 @@ def _log_if_missing(bridge: str) -> Iterator[None]:
 def build(settings: Settings, role: "Role | None" = None) -> System:
     """Put together the parts for a role, by default the whole. Raises InvalidSettings."""
     # Imported here, because a worker process does without them: they would be a third of what it loads.
-    from oraculo.engine.operations import Operations
-    from oraculo.engine.service import Engine, Role
+    from oraculo.engine.ports import Ports
+    from oraculo.engine.wiring import Role, make_engine
     from oraculo.telemetry.metrics import Metrics
 
     role = role or Role.WHOLE
@@ -299,24 +289,15 @@ def build(settings: Settings, role: "Role | None" = None) -> System:
     broker = make_broker(settings, clock, telemetry, own_queues=own_queues)
     store = make_store(settings, exclusive=not broker.capabilities.shared)
     objects = make_objects(settings)
-    engine = Engine(
-        settings,
-        broker,
-        store,
-        objects=objects,
-        earlier_objects=make_earlier_objects(settings),
-        clock=clock,
-        entropy=entropy,
-        telemetry=telemetry,
-        name=f"{socket.gethostname()}:{os.getpid()}:{entropy.new_id()[-8:]}",
-        role=role,
-        must_be_alone=not broker.capabilities.shared and not isinstance(store, SqliteStore),  # whose file has a lock
-    )
-    operations = Operations(engine)
+    must_be_alone = not broker.capabilities.shared and not isinstance(store, SqliteStore)  # whose file has a lock
+    ports = Ports(broker, store, clock, entropy, telemetry, objects, must_be_alone=must_be_alone)
+    name = f"{socket.gethostname()}:{os.getpid()}:{entropy.new_id()[-8:]}"
+    engine = make_engine(settings, ports, name=name, role=role)
     if role is Role.WHOLE:
-        engine.bridges = make_bridges(settings, broker, store, clock, entropy, telemetry, operations)
-    engine.foreign_queues = make_foreign_queues(settings)
-    return System(settings, engine, operations, broker, store, objects, metrics, clock, entropy)
+        bridges = make_bridges(settings, broker, store, clock, entropy, telemetry, engine.operations)
+        engine.parts.bridges.running = bridges
+    engine.parts.bridges.foreign_queues = make_foreign_queues(settings)
+    return System(settings, engine, engine.operations, broker, store, objects, metrics, clock, entropy)
 
 
 def expect_keys(api: ApiSettings, host: str) -> None:

@@ -12,8 +12,8 @@ import msgspec
 
 from oraculo.api import create_app
 from oraculo.brokers.memory import MemoryBroker
-from oraculo.engine.operations import Operations
-from oraculo.engine.service import Engine
+from oraculo.engine.ports import Ports
+from oraculo.engine.wiring import make_engine
 from oraculo.ports.broker import Outgoing, publish_all
 from oraculo.ports.clock import SystemClock, SystemEntropy
 from oraculo.ports.telemetry import Record
@@ -56,17 +56,14 @@ class Service:
         self.records = Records()
         self.file = str(folder / "oraculo.db")
         self.broker = MemoryBroker(clock=SystemClock())
-        self.engine = Engine(
+        objects = FolderObjects(folder / "objects")
+        self.engine = make_engine(
             settings,
-            self.broker,
-            SqliteStore(self.file),
-            clock=SystemClock(),
-            entropy=SystemEntropy(),
-            telemetry=self.records,
-            objects=FolderObjects(folder / "objects"),
-            post=_accepted,
+            Ports(
+                self.broker, SqliteStore(self.file), SystemClock(), SystemEntropy(), self.records, objects, _accepted
+            ),
         )
-        self.operations = Operations(self.engine)
+        self.operations = self.engine.operations
         self.metrics = Metrics()
         self.app = create_app(self.engine, self.operations, settings, self.metrics)
         transport = httpx2.ASGITransport(self.app, raise_app_exceptions=False)

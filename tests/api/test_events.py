@@ -138,7 +138,7 @@ async def test_an_open_run_is_reported_as_it_goes(service: Service) -> None:
             text += await exchange.next_chunk()
         await exchange.finished()
     assert [event["event"] for event in parsed(text)][-3:] == ["tarefa_concluida", "orquestracao_encerrada", "fim"]
-    assert run_id not in service.engine.watchers
+    assert run_id not in service.engine.parts.runs.watchers
 
 
 async def test_a_stream_reads_and_keeps_nothing_of_its_run_but_the_history(
@@ -148,11 +148,11 @@ async def test_a_stream_reads_and_keeps_nothing_of_its_run_but_the_history(
     run_id = await service.start_run(destinos=["escavador_x"])
 
     async def is_noted() -> bool:
-        return not await service.engine.store.unsent(1)
+        return not await service.engine.ports.store.unsent(1)
 
     await until(is_noted, saying="the command to be noted as sent")
-    load = AsyncMock(wraps=service.engine.store.load)
-    monkeypatch.setattr(service.engine.store, "load", load)
+    load = AsyncMock(wraps=service.engine.ports.store.load)
+    monkeypatch.setattr(service.engine.ports.store, "load", load)
     async with Exchange(service.app, "GET", f"/orquestracoes/{run_id}/eventos", LIVE) as exchange:
         text = await exchange.next_chunk()
         await service.answer("escavador_x", {"dados": 1})
@@ -204,20 +204,20 @@ async def test_a_reader_who_leaves_is_forgotten_at_once(service: Service) -> Non
     run_id = await service.start_run(destinos=["escavador_x"])
     async with Exchange(service.app, "GET", f"/orquestracoes/{run_id}/eventos", LIVE) as exchange:
         await exchange.next_chunk()
-        assert run_id in service.engine.watchers
+        assert run_id in service.engine.parts.runs.watchers
         exchange.leave()
         await exchange.finished()
-        assert run_id not in service.engine.watchers
+        assert run_id not in service.engine.parts.runs.watchers
 
 
 async def test_a_reader_who_leaves_without_reading_is_forgotten_too(service: Service) -> None:
     run_id = await service.start_run(destinos=["escavador_x"])
     async with Exchange(service.app, "GET", f"/orquestracoes/{run_id}/eventos", LIVE, window=1) as exchange:
         await exchange.stalled.wait()
-        assert run_id in service.engine.watchers
+        assert run_id in service.engine.parts.runs.watchers
         exchange.leave()
         await exchange.finished()
-        assert run_id not in service.engine.watchers
+        assert run_id not in service.engine.parts.runs.watchers
 
 
 async def test_head_of_a_stream_has_no_body_and_ends(service: Service) -> None:
@@ -229,7 +229,7 @@ async def test_head_of_a_stream_has_no_body_and_ends(service: Service) -> None:
         assert (await exchange.next())["status"] == 200
         assert (await exchange.next())["body"] == b""
         await exchange.finished()
-    assert run_id not in service.engine.watchers
+    assert run_id not in service.engine.parts.runs.watchers
 
 
 def test_over_a_real_server(tmp_path: Path) -> None:

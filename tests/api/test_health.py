@@ -92,9 +92,9 @@ async def test_metrics_show_how_many_engines_are_alive_now(service: Service, mon
         return []
 
     assert "oraculo_engines 1.0" in (await service.client.get("/metrics")).text
-    monkeypatch.setattr(service.engine.store, "engines", none)
+    monkeypatch.setattr(service.engine.ports.store, "engines", none)
     assert "oraculo_engines 0.0" in (await service.client.get("/metrics")).text
-    monkeypatch.setattr(service.engine.store, "engines", away)
+    monkeypatch.setattr(service.engine.ports.store, "engines", away)
     assert "\noraculo_engines " not in (await service.client.get("/metrics")).text, "nobody knows"
 
 
@@ -105,7 +105,7 @@ async def test_metrics_show_nothing_old_of_the_runs_while_the_store_is_away(
         raise StoreUnavailable("away")
 
     assert "\noraculo_runs{" in (await service.client.get("/metrics")).text
-    monkeypatch.setattr(service.engine.store, "census", away)
+    monkeypatch.setattr(service.engine.ports.store, "census", away)
     said = (await service.client.get("/metrics")).text
     assert "\noraculo_runs{" not in said, "nobody knows"
     assert "oraculo_runs_started_total" in said

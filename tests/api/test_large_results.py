@@ -101,7 +101,7 @@ async def test_a_lost_result_is_404_and_an_object_store_that_is_away_503(
         raise ObjectsUnavailable("nobody home")
 
     with monkeypatch.context() as patch:
-        patch.setattr(service.engine.objects, "get", away)
+        patch.setattr(service.engine.ports.objects, "get", away)
         assert_problem(await service.client.get("/orquestracoes/r/resultados/escavador_x"), 503, None, "nobody home")
     shutil.rmtree(tmp_path / "objects" / run_folder("r"))
     assert_problem(await service.client.get("/orquestracoes/r/resultados/escavador_x"), 404, None, "lost")
@@ -117,7 +117,7 @@ async def test_an_object_store_that_is_away_does_not_make_it_unready(
     async def away() -> str:
         raise ObjectsUnavailable("nobody home")
 
-    monkeypatch.setattr(service.engine.objects, "check", away)
+    monkeypatch.setattr(service.engine.ports.objects, "check", away)
     reply = await service.client.get("/health/ready")
     assert (reply.status_code, reply.json()["status"]) == (200, "degradado")
     assert reply.json()["partes"]["objects folder"] == {"ok": False, "problema": "nobody home"}

@@ -137,13 +137,13 @@ async def test_an_explanation_is_one_sentence(service: Service) -> None:
 async def test_an_explanation_reads_the_run_once(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wide one takes a while."""
     run_id = await service.start_run(destinos=["escavador_x"])
-    load, loaded = service.engine.store.load, []
+    load, loaded = service.engine.ports.store.load, []
 
     async def counted(run_ids: Sequence[str]) -> dict[str, Snapshot]:
         loaded.extend(run_ids)
         return await load(run_ids)
 
-    monkeypatch.setattr(service.engine.store, "load", counted)
+    monkeypatch.setattr(service.engine.ports.store, "load", counted)
     await service.client.get(f"/orquestracoes/{run_id}/explicacao")
     assert loaded == [run_id]
 

@@ -124,7 +124,7 @@ async def test_a_request_that_was_taken_is_taken_again_under_its_key(bounded: Se
     body, headers = {"destinos": names("a", 3)}, {"Idempotency-Key": "k"}
     first = await bounded.client.post("/orquestracoes", json=body, headers=headers)
     engine = bounded.engine
-    for forgotten in (engine.known_queues, engine.new_queues._admitted):  # as after a restart
+    for forgotten in (engine.parts.queues.known, engine.parts.queues.limits._admitted):  # as after a restart
         forgotten._until.clear()
     for name in names("a", 3):
         await bounded.broker.remove([name])

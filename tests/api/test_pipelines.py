@@ -202,13 +202,13 @@ async def test_one_that_another_engine_deletes_at_the_same_time_is_gone_and_no_f
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await service.client.put("/pipelines/meu", content=YAML, headers=AS_YAML)
-    delete = service.engine.store.delete_pipeline
+    delete = service.engine.ports.store.delete_pipeline
 
     async def slower(name: str) -> bool:
         assert await delete(name)
         return await delete(name)
 
-    monkeypatch.setattr(service.engine.store, "delete_pipeline", slower)
+    monkeypatch.setattr(service.engine.ports.store, "delete_pipeline", slower)
     assert_problem(await service.client.delete("/pipelines/meu"), 404, None, "'meu'")
     assert_problem(await service.client.get("/pipelines/meu"), 404, None, "'meu'")
 
@@ -219,7 +219,7 @@ async def test_what_was_read_before_a_change_does_not_undo_it(
 ) -> None:
     """Every process looks now and then what others put, also while it learns something newer."""
     old = (await service.client.put("/pipelines/meu", json={"steps": [{"type": "velho"}]})).json()
-    pipelines, has_read, may_go_on = service.engine.store.pipelines, asyncio.Event(), asyncio.Event()
+    pipelines, has_read, may_go_on = service.engine.ports.store.pipelines, asyncio.Event(), asyncio.Event()
 
     async def slowly() -> Mapping[str, bytes]:
         found, is_first = await pipelines(), not has_read.is_set()
@@ -228,8 +228,8 @@ async def test_what_was_read_before_a_change_does_not_undo_it(
             await may_go_on.wait()
         return found
 
-    monkeypatch.setattr(service.engine.store, "pipelines", slowly)
-    looking = asyncio.create_task(service.engine.refresh_pipelines())
+    monkeypatch.setattr(service.engine.ports.store, "pipelines", slowly)
+    looking = asyncio.create_task(service.engine.parts.catalogue.refresh_stored(service.engine.ports.store))
     await has_read.wait()
     request = service.client.request(
         change, "/pipelines/meu", content=YAML if change == "PUT" else None, headers=AS_YAML
@@ -249,7 +249,7 @@ async def test_whoever_waits_too_long_for_those_before_learns_that_the_store_is_
 ) -> None:
     """Each may take as long as a frozen store lets it, one after the other."""
     monkeypatch.setattr("oraculo.engine.pipelines._PATIENCE", 0.05)
-    async with service.engine.catalogue._turn:
+    async with service.engine.parts.catalogue._turn:
         assert_problem(
             await service.client.put("/pipelines/meu", content=YAML, headers=AS_YAML), 503, None, "other requests"
         )
@@ -265,8 +265,8 @@ OF_A_NEWER_VERSION = b'{"of": "a newer version"}'
 
 
 async def put_by_a_newer_version(service: Service, name: str) -> None:
-    await service.engine.store.put_pipeline(name, OF_A_NEWER_VERSION, 1.0)
-    await service.engine.refresh_pipelines()
+    await service.engine.ports.store.put_pipeline(name, OF_A_NEWER_VERSION, 1.0)
+    await service.engine.parts.catalogue.refresh_stored(service.engine.ports.store)
 
 
 async def test_one_that_a_newer_version_put_holds_up_no_other(service: Service) -> None:
@@ -327,7 +327,7 @@ async def test_one_that_a_newer_version_put_is_replaced_or_deleted(service: Serv
 
 async def test_an_engine_starts_beside_one_that_a_newer_version_put(tmp_path: Path) -> None:
     async with running(tmp_path) as newer:
-        await newer.engine.store.put_pipeline("estranho", OF_A_NEWER_VERSION, 1.0)
+        await newer.engine.ports.store.put_pipeline("estranho", OF_A_NEWER_VERSION, 1.0)
     async with running(tmp_path) as older:
         await older.start_run(pipeline="coleta-execucao")
 

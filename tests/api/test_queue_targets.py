@@ -44,7 +44,9 @@ async def bounded(tmp_path: Path) -> AsyncIterator[Service]:
     ],
 )
 async def test_a_request_names_no_queue_outside(bounded: Service, request_: dict[str, Any], field: str) -> None:
-    await bounded.engine.store.put_pipeline("de-fora", encode_definition(OUTSIDER), 0.0)  # put before it was bounded
+    await bounded.engine.ports.store.put_pipeline(
+        "de-fora", encode_definition(OUTSIDER), 0.0
+    )  # put before it was bounded
     reply = await bounded.client.post("/orquestracoes", json=request_)
     assert_problem(reply, 422, field, OUTSIDE)
     assert await bounded.runs() == []

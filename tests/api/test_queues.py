@@ -52,7 +52,7 @@ async def test_what_the_broker_does_not_say_is_null(service: Service, monkeypatc
     async def queues(_names: Sequence[str] | None = None) -> list[QueueState]:
         return [QueueState("fila_x", 3, None, 0, 1)]
 
-    monkeypatch.setattr(service.engine.broker, "queues", queues)
+    monkeypatch.setattr(service.engine.ports.broker, "queues", queues)
     (shown,) = (await service.client.get("/filas")).json()["filas"]
     assert (shown["em_processamento"], shown["consumidores"]) == (None, 1)
     document = (await service.client.get("/openapi.json")).json()
@@ -94,7 +94,7 @@ async def test_a_dead_letter_whose_moment_is_not_known_has_none(
     async def dead_letters(queue: str, *, limit: int, after: str | None = None) -> list[DeadLetter]:
         return [DeadLetter("1", queue, b"{}", "", at)]
 
-    monkeypatch.setattr(service.engine.broker, "dead_letters", dead_letters)
+    monkeypatch.setattr(service.engine.ports.broker, "dead_letters", dead_letters)
     (letter,) = (await letters(service))["mensagens"]
     assert letter["timestamp"] is None
     document = (await service.client.get("/openapi.json")).json()

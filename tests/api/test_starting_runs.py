@@ -102,8 +102,8 @@ async def test_the_same_key_and_body_give_the_same_run_though_a_newer_version_pu
     await service.client.put("/pipelines/minha", json={"steps": [{"type": "A", "queue": "executador_a"}]})
     headers, body = {"Idempotency-Key": "chave-1"}, {"pipeline": "minha"}
     first = await service.client.post("/orquestracoes", json=body, headers=headers)
-    await service.engine.store.put_pipeline("minha", b'{"of": "a newer version"}', 1.0)
-    await service.engine.refresh_pipelines()
+    await service.engine.ports.store.put_pipeline("minha", b'{"of": "a newer version"}', 1.0)
+    await service.engine.parts.catalogue.refresh_stored(service.engine.ports.store)
     second = await service.client.post("/orquestracoes", json=body, headers=headers)
     assert first.status_code == second.status_code == 202
     assert first.json() == second.json()

@@ -93,7 +93,7 @@ async def test_what_found_no_thread_is_not_done_when_there_is_room_again(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = b'{"destinos": ["fila_a"], "payload": {"a": "%s"}}' % (b"x" * LARGE_REQUEST)
-    maker = service.engine.maker
+    maker = service.engine.parts.runs.maker
     made = Mock(wraps=maker.submission)
     monkeypatch.setattr(maker, "submission", made)
     with monkeypatch.context() as full:

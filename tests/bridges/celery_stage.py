@@ -127,7 +127,8 @@ class Bridged(Harness):
             settings.celery, self.broker, prefix, SystemClock(), SystemEntropy(), telemetry or Silent()
         )
         self.queues = CeleryQueues(settings.celery)
-        self.engine.bridges, self.engine.foreign_queues = [self.bridge], [self.queues]
+        bridges = self.engine.parts.bridges
+        bridges.running, bridges.foreign_queues = [self.bridge], [self.queues]
 
     async def task(self, url: str, payload: dict[str, Any] | None = None, *, wait: float = 30, **more: Any) -> Any:
         """Run one Celery task as the only destination, and return the aggregate."""

@@ -104,7 +104,7 @@ async def test_events_that_may_not_be_read_are_told_and_steps_go_on(fleet: Fleet
         await oraculo.is_connected()
         assert "'celeryev'" in told
         assert "ORACULO_CELERY_EVENTS" in told
-        health = await oraculo.engine.health()
+        health = await oraculo.engine.parts.health.look()
         assert health.parts["ponte celery"] == told
         assert health.is_ready
 

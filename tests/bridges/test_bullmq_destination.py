@@ -234,7 +234,7 @@ async def test_a_repeated_command_adds_no_second_job_and_is_answered_again(
 
 async def _command(oraculo: BullStage) -> Message:
     """Take the next command for the bridge out of its queue."""
-    consumer = await oraculo.broker.consume(oraculo.engine.names.physical("ponte-bullmq"), prefetch=1)
+    consumer = await oraculo.broker.consume(oraculo.engine.parts.queues.names.physical("ponte-bullmq"), prefetch=1)
     [delivery] = await consumer.take(1)
     await consumer.ack([delivery])
     await consumer.close()
@@ -242,7 +242,7 @@ async def _command(oraculo: BullStage) -> Message:
 
 
 async def _send(oraculo: BullStage, command: Message) -> None:
-    queue = oraculo.engine.names.physical("ponte-bullmq")
+    queue = oraculo.engine.parts.queues.names.physical("ponte-bullmq")
     await publish_all(oraculo.broker, [Outgoing(queue, encode_message(command))])
 
 

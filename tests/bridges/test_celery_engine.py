@@ -157,7 +157,7 @@ async def test_a_handlers_own_limit_holds(oraculo: Stage) -> None:
 
 async def test_what_is_no_command_rests_in_the_dead_letters_with_the_reason(oraculo: Stage) -> None:
     await oraculo.publish("executador_relatorio", b"not json")
-    queue = oraculo.engine.names.physical("executador_relatorio")
+    queue = oraculo.engine.parts.queues.names.physical("executador_relatorio")
 
     async def letters() -> Any:
         return await oraculo.broker.dead_letters(queue, limit=10)
@@ -271,7 +271,7 @@ async def test_a_stop_lets_what_is_in_work_end(fleet: Fleet, tmp_path: Path) -> 
             path.touch()
             assert (await oraculo.ended(run))["status"] == "concluida"
             assert engine.ended() == 0
-            [state] = await oraculo.broker.queues([oraculo.engine.names.physical("executador_espera")])
+            [state] = await oraculo.broker.queues([oraculo.engine.parts.queues.names.physical("executador_espera")])
             assert (state.ready, state.unacked) == (0, 0), "it was given back although it was answered"
     finally:
         engine.kill()

@@ -147,7 +147,7 @@ async def test_a_request_that_could_only_be_refused_rests_in_the_dead_letters(
 
         async def reasons() -> list[str] | None:
             entry.expect_running()
-            letters = await oraculo.broker.dead_letters(oraculo.engine.names.requests, limit=20)
+            letters = await oraculo.broker.dead_letters(oraculo.engine.parts.queues.names.requests, limit=20)
             return [letter.reason for letter in letters] if len(letters) == len(bad) else None
 
         found = await until(reasons, within=30, saying="the dead letters")

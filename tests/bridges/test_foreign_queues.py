@@ -49,7 +49,7 @@ async def explained(oraculo: Harness, run_id: str, part: str) -> None:
 async def test_jobs_that_wait_in_a_queue_of_bullmq_are_counted_and_a_pause_is_told(legacy: bool, fleet: Fleet) -> None:
     settings = bull_settings("memory://", fleet.url("redis"), legacy=legacy, priority=False)
     async with BullStage(settings) as oraculo:
-        oraculo.engine.bridges = [oraculo.bridge]
+        oraculo.engine.parts.bridges.running = [oraculo.bridge]
         run_id = await oraculo.submit({"destinos": ["bullmq://videos"], "payload": {}})
         found = await until(
             seen(oraculo.queues, "bullmq://videos", is_as=lambda found: found.waiting == 1), saying="the job"

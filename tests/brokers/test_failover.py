@@ -158,7 +158,7 @@ async def test_queues_that_come_and_go_are_not_remembered_for_ever(two: Two, mon
         consumer = await both.consume(f"replies-{number}", prefetch=1)
         await consumer.close()
     assert list(both._declared) == [f"step-{number}" for number in range(10, 30)]
-    assert not any(member._unread._made for member in both._members)
+    assert not any(member._unread._suspects for member in both._members)
     await first.leave()
     await until(lambda: troubles(both)["first"] is not None)
     first.come_back()
@@ -169,8 +169,7 @@ async def test_a_queue_that_could_not_be_read_is_told_of_no_more_once_its_consum
     both, _, _ = two
     member = both._members[0]
     consumer = await both.consume("replies", prefetch=1)
-    member._unread.failed("replies", "no right", 0.0)
-    member._unread.failed("replies", "no right", 0.0)
+    member.note_unread("replies", BrokerError("no right"), was_read=False)
     assert member.is_deaf
     await consumer.close()
     assert not member.is_deaf

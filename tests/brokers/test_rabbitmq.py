@@ -137,7 +137,6 @@ class TestStarting:
             shared=True,
             priorities=False,
             counts_consumers=True,
-            removes_safely=False,
             lists_queues=False,
         )
         assert broker.statuses() == [BrokerStatus("rabbitmq", None)]

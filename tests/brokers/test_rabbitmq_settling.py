@@ -99,32 +99,6 @@ class TestSettling:
             await publish_all(broker, [Outgoing(queue, b"next")])
             assert bodies(await take(heir, 1)) == [b"next"]
 
-    @pytest.mark.parametrize("how", ["sent again", "rejected"])
-    async def test_a_letter_that_moves_while_its_queue_is_looked_at_as_unused_is_not_lost(
-        self, broker: RabbitMQBroker, queue: str, how: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        await publish_all(broker, [Outgoing(queue, b"letter", reason="bad" if how == "sent again" else None)])
-        worker = None if how == "sent again" else await broker.consume(queue, prefetch=1)
-        depth, moves = broker._queues.depth, list[None]()
-
-        async def move() -> None:
-            if worker is None:
-                await broker.redrive(queue)
-            else:
-                await worker.dead_letter((await take(worker, 1))[0], "bad")
-                await worker.close()
-
-        async def before_it_moves(name: str) -> Any:
-            found = await depth(name)
-            if name == (queue if how == "sent again" else dlq_of(queue)) and not moves:
-                moves.append(await move())
-            return found
-
-        monkeypatch.setattr(broker._queues, "depth", before_it_moves)
-        assert await broker.remove_unused([queue]) == []
-        place = queue if how == "sent again" else dlq_of(queue)
-        assert bodies(await take(await broker.consume(place, prefetch=1), 1)) == [b"letter"]
-
     @pytest.mark.parametrize("what", ["a look", "a redrive"])
     async def test_what_is_cancelled_after_it_published_dead_letters_leaves_none_twice(
         self, broker: RabbitMQBroker, queue: str, what: str, monkeypatch: pytest.MonkeyPatch

@@ -47,18 +47,6 @@ class TestPlainClients:
             found = await state(broker, queue)
             assert (found.ready, found.unacked) == (0, 0)
 
-    async def test_a_queue_that_one_has_read_is_not_removed_as_unused(self, url: str, plain: Any, queue: str) -> None:
-        """One that waits for the next message with `BLOCK 0` gives no sign of life, and would get NOGROUP."""
-        async with started(url) as broker:
-            await publish_all(broker, messages(queue, 1))
-            ((_, [(entry, _)]),) = read_plain(plain, queue)
-            plain.xack(queue, queue, entry)
-            plain.xdel(queue, entry)
-            assert await broker.remove_unused([queue]) == []
-            [consumer] = plain.xinfo_consumers(queue, queue)
-            plain.xgroup_delconsumer(queue, queue, consumer["name"])
-            assert await broker.remove_unused([queue]) == [queue]
-
     @pytest.mark.parametrize("count", [1, 3])
     async def test_a_queue_that_was_deleted_has_its_group_again_with_the_next_message(
         self, url: str, plain: Any, queue: str, count: int

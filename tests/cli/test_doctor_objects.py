@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from oraculo.bootstrap import make_objects, make_store
 from oraculo.cli.app import app
-from oraculo.engine.retention.objects import claim_fault
+from oraculo.engine.results.clean_up import claim_fault
 from oraculo.settings import ObjectSettings, Settings, StoreSettings
 from tests.cli.test_doctor import doctor
 

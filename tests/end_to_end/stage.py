@@ -51,12 +51,12 @@ class Stage(Harness):
 
     async def listen_on(self, queue: str) -> Consumer:
         """As a worker that takes one message at a time, of which the engine's own connection knows nothing."""
-        return await self._worker_broker.consume(self.engine.names.physical(queue), prefetch=1)
+        return await self._worker_broker.consume(self.engine.parts.queues.names.physical(queue), prefetch=1)
 
     async def next_on(self, queue: str) -> Delivery:
         """The next message on a queue that no worker reads."""
         if self._listening is None:
-            name = self.engine.names.physical(queue)
+            name = self.engine.parts.queues.names.physical(queue)
             self._listening = await self._worker_broker.consume(name, prefetch=10)
         [delivery] = await self._listening.take(1)
         await self._listening.ack([delivery])

@@ -58,7 +58,7 @@ async def test_a_consumer_made_deaf_on_the_server_works_again(name: str, fleet: 
     async with Stage(settings, recording_app(Journal(), ("executador_x",))) as oraculo:
         assert (await oraculo.run(request))["status"] == "concluida"
         for queue in ("resultados", "executador_x"):
-            await DEAFEN[name](fleet.url(name), oraculo.engine.names.physical(queue))
+            await DEAFEN[name](fleet.url(name), oraculo.engine.parts.queues.names.physical(queue))
             aggregate = await oraculo.run(request, wait=45)
             assert aggregate["status"] == "concluida", f"after the consumer of {queue} was made deaf"
 
@@ -78,7 +78,7 @@ async def test_a_consumer_that_gets_nothing_for_no_reason_anybody_knows_is_found
         vigil = oraculo.broker
         assert isinstance(vigil, LivenessBroker)
         monkeypatch.setattr(vigil, "_patience", 1.0)
-        await swallow(oraculo.engine.own_queues._consumers[oraculo.engine.names.answers], monkeypatch)
+        await swallow(oraculo.engine.parts.consumers._consumers[oraculo.engine.parts.queues.names.answers], monkeypatch)
 
         async def has_status(ready: bool) -> bool:
             return (await oraculo.operations.health()).is_ready is ready
@@ -104,7 +104,7 @@ async def test_a_paused_consumer_of_nats_is_named_and_no_worker_is_blamed(
     async with Stage(settings_for(url, silence=0.5), recording_app(Journal(), ("executador_x",))) as oraculo:
         assert isinstance(oraculo.broker, LivenessBroker)
         monkeypatch.setattr(oraculo.broker, "_patience", 1.0)
-        answers, resumes_at = oraculo.engine.names.answers, datetime.now(UTC) + timedelta(hours=1)
+        answers, resumes_at = oraculo.engine.parts.queues.names.answers, datetime.now(UTC) + timedelta(hours=1)
         paused = f"its consumer is paused at the server until {to_iso(resumes_at.timestamp())}"
         await pause(url, answers, resumes_at)
         run_id = await oraculo.submit(request)
@@ -128,7 +128,10 @@ async def test_a_paused_consumer_of_nats_is_named_and_no_worker_is_blamed(
 async def test_a_paused_consumer_of_a_workers_queue_is_named(fleet: Fleet) -> None:
     url = fleet.url("nats")
     async with Stage(settings_for(url)) as oraculo:
-        queue, resumes_at = oraculo.engine.names.physical("executador_x"), datetime.now(UTC) + timedelta(hours=1)
+        queue, resumes_at = (
+            oraculo.engine.parts.queues.names.physical("executador_x"),
+            datetime.now(UTC) + timedelta(hours=1),
+        )
         await oraculo.broker.declare([queue])
         await pause(url, queue, resumes_at)
         run_id = await oraculo.submit({"destinos": ["executador_x"], "payload": {}, "timeout": 3})

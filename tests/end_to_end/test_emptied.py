@@ -86,9 +86,9 @@ async def is_sent(oraculo: Stage, run_id: str) -> bool:
 
 
 async def is_marked(oraculo: Stage) -> bool:
-    return any(state.ready for state in await oraculo.broker.queues([oraculo.engine.names.memory]))
+    return any(state.ready for state in await oraculo.broker.queues([oraculo.engine.parts.queues.names.memory]))
 
 
 async def waits(oraculo: Stage, count: int) -> bool:
-    [state] = await oraculo.broker.queues([oraculo.engine.names.physical(QUEUE)])
+    [state] = await oraculo.broker.queues([oraculo.engine.parts.queues.names.physical(QUEUE)])
     return state.ready == count

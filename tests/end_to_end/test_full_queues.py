@@ -49,7 +49,7 @@ async def all_but_idle_answered(oraculo: Stage, run_id: str) -> Run | None:
 
 
 async def state(oraculo: Stage, queue: str) -> QueueState:
-    [found] = await oraculo.broker.queues([oraculo.engine.names.physical(queue)])
+    [found] = await oraculo.broker.queues([oraculo.engine.parts.queues.names.physical(queue)])
     return found
 
 
@@ -57,7 +57,7 @@ async def state(oraculo: Stage, queue: str) -> QueueState:
 async def test_a_full_queue_holds_up_no_other(name: str, limit: Limit, fleet: Fleet) -> None:
     settings = settings_for(fleet.url(name))
     async with Stage(settings, recording_app(Journal(), (WELL,))) as oraculo:
-        full = oraculo.engine.names.physical(FULL)
+        full = oraculo.engine.parts.queues.names.physical(FULL)
         if limit is limit_rabbitmq:  # there it cannot be set later
             await limit(settings.broker.url, full)
         await publish_all(oraculo.broker, [Outgoing(full, b"the one that it has room for")])
@@ -78,14 +78,14 @@ async def test_a_full_queue_holds_up_no_other(name: str, limit: Limit, fleet: Fl
         assert (await oraculo.next_on(FULL)).body == b"the one that it has room for"
         command = await asyncio.wait_for(oraculo.next_on(FULL), 10)
         assert json.loads(command.body)["correlation_id"] == waiting
-        await until(lambda: not oraculo.engine.refusing_queues, saying="that it is told of no more")
+        await until(lambda: not oraculo.engine.parts.health.queues.refusing, saying="that it is told of no more")
 
 
 async def test_a_queue_that_refuses_while_it_is_empty_holds_up_no_other(fleet: Fleet) -> None:
     """RabbitMQ does not say why it refuses; it looks like a queue that is down."""
     settings = settings_for(fleet.url("rabbitmq"))
     async with Stage(settings, recording_app(Journal(), (WELL,))) as oraculo:
-        await limit_rabbitmq(settings.broker.url, oraculo.engine.names.physical(FULL), 0)
+        await limit_rabbitmq(settings.broker.url, oraculo.engine.parts.queues.names.physical(FULL), 0)
         waiting = await oraculo.submit({"destinos": [FULL, IDLE], "payload": {}, "timeout": 60})
         for _ in range(2):
             aggregate = await oraculo.run({"destinos": [WELL, FULL, IDLE], "payload": {}, "timeout": 2})

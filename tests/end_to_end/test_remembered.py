@@ -70,7 +70,9 @@ async def test_one_that_is_served_may_be_meant_after_a_restart(fleet: Fleet, tmp
     async with Stage(settings, store=SqliteStore(str(store))) as first:
         waiting = await first.submit({"destinos": ["executador_podcast"], "payload": {}, "timeout": 300})
         await first.listen_on("executador_podcast")
-        await until(lambda: first.engine.served_queues.near("executador_podcats"), saying="the command and its worker")
+        await until(
+            lambda: first.engine.parts.queues.served.near("executador_podcats"), saying="the command and its worker"
+        )
     async with Stage(settings, store=SqliteStore(str(store))) as second:
         await second.listen_on("executador_podcast")
         aggregate = await second.run({"destinos": ["executador_podcats"], "timeout": 3})

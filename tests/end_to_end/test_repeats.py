@@ -119,7 +119,7 @@ async def delete_stream(url: str, queue: str) -> None:
 
 
 async def waiting(stage: Stage, count: int) -> bool:
-    states = await stage.broker.queues([stage.engine.names.physical(QUEUE)])
+    states = await stage.broker.queues([stage.engine.parts.queues.names.physical(QUEUE)])
     return [state.ready for state in states] == [count]
 
 

@@ -86,7 +86,7 @@ async def test_a_command_that_rests_while_its_run_waits_is_told_of(
     monkeypatch.setattr("oraculo.core.explain._SLOW", 0.0)
     async with Stage(settings) as oraculo:
         run_id = await oraculo.submit({"destinos": ["executador_x"], "payload": {}, "timeout": 60})
-        consumer = await oraculo.broker.consume(oraculo.engine.names.physical("executador_x"), prefetch=1)
+        consumer = await oraculo.broker.consume(oraculo.engine.parts.queues.names.physical("executador_x"), prefetch=1)
         [command] = await consumer.take(1)
         await consumer.dead_letter(command, "delivered too often")
 

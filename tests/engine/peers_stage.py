@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from oraculo.brokers.memory import MemoryBroker
-from oraculo.engine.service import Role
+from oraculo.engine.wiring import Role
 from oraculo.errors import BrokerUnavailable
 from oraculo.ports.broker import Capabilities, Outgoing, Receipt
 from oraculo.ports.clock import SystemClock
@@ -109,8 +109,8 @@ async def acquainted(*members: Harness) -> AsyncIterator[None]:
     """All are running, and know of each other."""
     for member in members:
         await member.__aenter__()
-    whole = [member for member in members if member.engine.role is Role.WHOLE]
-    await until(lambda: all(len(member.engine.peers.engines) == len(whole) for member in whole))
+    whole = [member for member in members if member.engine.parts.peers.is_engine]
+    await until(lambda: all(len(member.engine.parts.peers.engines) == len(whole) for member in whole))
     try:
         yield
     finally:
@@ -125,5 +125,5 @@ async def die(member: Harness) -> None:
         assert task is not None
         task.cancel()
         await asyncio.wait([task])
-    for consumer in engine.own_queues._consumers.values():
+    for consumer in engine.parts.consumers._consumers.values():
         await consumer.close()

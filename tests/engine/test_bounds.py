@@ -152,7 +152,7 @@ async def test_whoever_waits_is_let_go_when_the_engine_stops() -> None:
             return sum([1 async for _ in oraculo.operations.follow(run_id)])
 
         following = asyncio.create_task(follow())
-        await until(lambda: len(oraculo.engine.watchers) == 2)
+        await until(lambda: len(oraculo.engine.parts.runs.watchers) == 2)
         oraculo.engine.quiesce()
         submitted = await asyncio.wait_for(waiting, 5)
         assert submitted.aggregate is None
@@ -179,7 +179,7 @@ async def test_whoever_follows_a_run_that_is_gone_or_waits_for_it_is_let_go() ->
 
         following = asyncio.create_task(follow())
         waiting = asyncio.create_task(oraculo.operations.wait(run.id, 60))
-        await until(lambda: oraculo.engine.watchers.of_runs_there([run.id]))
+        await until(lambda: oraculo.engine.parts.runs.watchers.of_runs_there([run.id]))
         store.is_empty = True
         assert await asyncio.wait_for(following, 5) >= 1
         assert await asyncio.wait_for(waiting, 5) is None
@@ -208,7 +208,7 @@ async def test_whoever_waits_for_a_run_that_is_only_being_created_goes_on_waitin
     async with Harness(store=store, settings=Settings(engine=EngineSettings(poll=0.05))) as oraculo:
         body = msgspec.json.encode({"destinos": ["escavador_ninguem"], "correlation_id": "r", "timeout": 0.5})
         submitting = asyncio.create_task(oraculo.operations.submit(body, wait=60))
-        await until(lambda: oraculo.engine.watchers.of_runs_there(["r"]))
+        await until(lambda: oraculo.engine.parts.runs.watchers.of_runs_there(["r"]))
         store.go_on.set()
         assert (await submitting).aggregate is not None
 
@@ -223,12 +223,19 @@ async def test_nobody_looks_out_for_runs_that_nobody_waits_for() -> None:
             looks += 1
             return True
 
-        lookout = Lookout(engine.watchers, oraculo.store, engine.plans, engine.results, is_sole, poll=0.0)
+        lookout = Lookout(
+            engine.parts.runs.watchers,
+            oraculo.store,
+            engine.parts.runs.plans,
+            engine.parts.runs.results,
+            is_sole,
+            poll=0.0,
+        )
         looking = asyncio.create_task(lookout.run())
         for _ in range(20):  # turns of the loop, of which each would be a look
             await asyncio.sleep(0)
         assert looks == 0
-        with engine.watchers.watching("uma-execucao"):
+        with engine.parts.runs.watchers.watching("uma-execucao"):
             await until(lambda: looks)
         await asyncio.sleep(0)
         before = looks
@@ -380,13 +387,13 @@ async def test_a_large_request_is_read_by_another_thread(
 ) -> None:
     monkeypatch.setattr(operations, "LARGE_REQUEST", large)
     async with Harness(recording_app(Journal(), ("escavador_a",))) as oraculo:
-        make, own = oraculo.engine.maker.submission, list[bool]()
+        make, own = oraculo.engine.parts.runs.maker.submission, list[bool]()
 
         def noted(*given: Any, **more: Any) -> inbox.Submission:
             own.append(threading.current_thread() is threading.main_thread())
             return make(*given, **more)
 
-        monkeypatch.setattr(oraculo.engine.maker, "submission", noted)
+        monkeypatch.setattr(oraculo.engine.parts.runs.maker, "submission", noted)
         assert (await oraculo.run({"destinos": ["escavador_a"], "payload": {"a": "x" * 200}}))["status"] == "concluida"
         with pytest.raises(UnknownPipeline):
             await oraculo.submit({"pipeline": "nenhum", "payload": {"a": "x" * 200}})
@@ -413,7 +420,7 @@ async def test_a_large_request_does_not_wait_for_the_pipelines_that_users_put(mo
         finally:
             may_go_on.set()
         await asyncio.gather(*puts)
-        assert {f"p{number}" for number in range(8)} <= oraculo.engine.catalogue.pipelines.keys()
+        assert {f"p{number}" for number in range(8)} <= oraculo.engine.parts.catalogue.pipelines.keys()
 
 
 @pytest.mark.parametrize("room", [50_000, 20])
@@ -439,7 +446,7 @@ async def test_the_commands_of_a_wide_run_are_made_a_portion_at_a_time(
         counting = asyncio.create_task(count_turns())
         await oraculo.submit({"destinos": [{"id": f"d{n}", "fila": "escavador_a"} for n in range(35)]})
         if room > 35:
-            await oraculo.engine._outbox.flushed()
+            await oraculo.engine.parts.outbox.flushed()
             assert [state.ready for state in await oraculo.broker.queues(["escavador_a"])] == [35]
         await until(lambda: has_ready(oraculo, "escavador_a", 35), saying="all commands")
         counting.cancel()
@@ -549,7 +556,7 @@ async def test_a_queue_that_takes_its_time_to_refuse_holds_up_no_other_but_once(
         waiting = await oraculo.submit({"destinos": ["executador_x"], "timeout": 60})
         await broker.tried.wait()
         broker.gate.set()  # the first time it holds up what is behind it
-        await until(lambda: oraculo.engine.refusing_queues, saying="that it is known")
+        await until(lambda: oraculo.engine.parts.health.queues.refusing, saying="that it is known")
         broker.gate.clear()
         broker.tried.clear()
         await broker.tried.wait()  # by the sweep

@@ -9,8 +9,8 @@ import pytest
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.engine.cluster import broker_marks
 from oraculo.engine.cluster.broker_watch import BrokerWatch
-from oraculo.engine.operations import Operations
-from oraculo.engine.service import Engine, Role
+from oraculo.engine.ports import Ports
+from oraculo.engine.wiring import Role, make_engine
 from oraculo.errors import BrokerError, StoreUnavailable
 from oraculo.ports.broker import Broker, Outgoing, Receipt, publish_all
 from oraculo.ports.broker_admin import QueueState
@@ -129,7 +129,7 @@ async def test_what_it_took_is_sent_again_once_whether_it_tells_or_not(tells: bo
         await broker.forget()
         broker.losses += tells
         await until(lambda: is_marked(broker))
-        await until(lambda: not oraculo.engine._broker_watch._losses, saying="the last look")
+        await until(lambda: not oraculo.engine.parts.broker_watch._losses, saying="the last look")
         await until(lambda: waiting(broker))
         assert await waiting(broker) == 1
     assert told.of(CommandsTakenBack) == [CommandsTakenBack("rabbitmq", 1)]
@@ -141,7 +141,7 @@ async def test_an_engine_that_dies_before_all_is_taken_back_leaves_it_to_the_nex
         await sent_one(before, broker)
     await broker.forget()
     async with Harness(settings=QUICK, broker=broker, store=Halting(path)) as dying:
-        await until(lambda: dying.engine._broker_watch._losses)
+        await until(lambda: dying.engine.parts.broker_watch._losses)
         several = broker.looks + 5
         await until(lambda: broker.looks > several)
     assert not await is_marked(broker)
@@ -159,7 +159,7 @@ async def test_of_a_new_broker_nothing_is_missed() -> None:
         await until(lambda: oraculo.operations.dead_letters("executador_falho"))
         several = broker.looks + 5
         await until(lambda: broker.looks > several)
-        assert not oraculo.engine._broker_watch._losses
+        assert not oraculo.engine.parts.broker_watch._losses
     assert not told.of(CommandsTakenBack)
 
 
@@ -179,17 +179,10 @@ async def test_what_an_api_sent_before_the_first_engine_is_not_sent_again(tmp_pa
     """Nor when the broker is there after the API."""
     broker, told, path = Lasting("rabbitmq"), Told(), str(tmp_path / "oraculo.db")
     broker.away = "not up yet" if is_late else None
-    front = Engine(
-        QUICK,
-        broker,
-        SqliteStore(path),
-        clock=SystemClock(),
-        entropy=SystemEntropy(),
-        telemetry=Told(),
-        role=Role.FRONT,
-    )
+    ports = Ports(broker, SqliteStore(path), SystemClock(), SystemEntropy(), Told())
+    front = make_engine(QUICK, ports, role=Role.FRONT)
     await front.start()
-    await Operations(front).submit(msgspec.json.encode(REQUEST))
+    await front.operations.submit(msgspec.json.encode(REQUEST))
     broker.away = None
     await broker.start()
     await until(lambda: waiting(broker))
@@ -244,7 +237,7 @@ async def test_the_mark_that_an_earlier_version_left_is_known(tmp_path: Path) ->
 async def test_a_broker_that_is_emptied_again_before_it_has_its_mark_is_noticed() -> None:
     broker, store = Lasting("rabbitmq"), Halting(MEMORY)
     async with Harness(settings=QUICK, broker=broker, store=store) as oraculo:
-        await until(lambda: oraculo.engine._broker_watch._losses)
+        await until(lambda: oraculo.engine.parts.broker_watch._losses)
         run_id = await oraculo.submit(REQUEST)
         await until(lambda: sent_by(oraculo, run_id, ["rabbitmq"]))
         await broker.forget()
@@ -258,7 +251,7 @@ async def test_a_broker_that_is_emptied_again_before_it_has_its_mark_is_noticed(
 async def test_what_is_sent_after_the_mark_was_missed_is_not_sent_again() -> None:
     broker, store, told = Lasting("rabbitmq"), Halting(MEMORY), Told()
     async with Harness(settings=QUICK, broker=broker, store=store, telemetry=told) as oraculo:
-        await until(lambda: oraculo.engine._broker_watch._losses)
+        await until(lambda: oraculo.engine.parts.broker_watch._losses)
         run_id = await oraculo.submit(REQUEST)
         await until(lambda: sent_by(oraculo, run_id, ["rabbitmq"]))
         store.is_away = False
@@ -269,7 +262,7 @@ async def test_what_is_sent_after_the_mark_was_missed_is_not_sent_again() -> Non
 async def test_a_broker_that_cannot_count_for_a_while_has_forgotten_nothing() -> None:
     broker, told = Busy("rabbitmq"), Told()
     async with Harness(settings=QUICK, broker=broker, telemetry=told) as oraculo:
-        [memory] = oraculo.engine._broker_marks._marks
+        [memory] = oraculo.engine.parts.broker_marks._marks
         await sent_one(oraculo, broker)
         await until(lambda: not memory.is_in_haste)
         broker.counts, broker.looks = False, 0
@@ -284,7 +277,7 @@ async def test_a_broker_that_is_away_is_not_looked_at() -> None:
     async with Harness(settings=QUICK, broker=broker) as oraculo:
         await until(lambda: is_marked(broker))
         broker.away, broker.looks = "pulled out", 0
-        await oraculo.engine._broker_marks._marks[0].look()
+        await oraculo.engine.parts.broker_marks._marks[0].look()
         assert not broker.looks
 
 
@@ -300,7 +293,7 @@ async def test_a_broker_that_tells_of_its_loss_a_moment_later_gets_everything_on
 
     monkeypatch.setattr(BrokerWatch, "look", counted)
     async with Harness(settings=QUICK, broker=broker, telemetry=told) as oraculo:
-        [memory] = oraculo.engine._broker_marks._marks
+        [memory] = oraculo.engine.parts.broker_marks._marks
         await sent_one(oraculo, broker)
         await until(lambda: not memory.is_in_haste)
         await broker.forget()
@@ -342,7 +335,7 @@ async def test_of_several_engines_one_takes_it_up(tmp_path: Path, monkeypatch: p
     broker, path = Lasting("rabbitmq"), str(tmp_path / "oraculo.db")
     one, other = (Harness(settings=QUICK, broker=broker, store=SqliteStore(path)) for _ in range(2))
     async with one, other:
-        await until(lambda: len(one.engine.peers.engines) == len(other.engine.peers.engines) == 2)
+        await until(lambda: len(one.engine.parts.peers.engines) == len(other.engine.parts.peers.engines) == 2)
         await sent_one(one, broker)
         noted.clear()
         await broker.forget()
@@ -367,4 +360,4 @@ async def test_of_several_brokers_only_what_the_forgetful_one_took_is_sent_again
 
 async def test_a_broker_inside_the_process_needs_no_mark() -> None:
     async with Harness(settings=QUICK, store=SqliteStore(MEMORY)) as oraculo:
-        assert "broker marks" not in oraculo.engine._works()
+        assert "broker marks" not in oraculo.engine.parts.duties

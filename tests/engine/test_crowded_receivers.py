@@ -63,7 +63,7 @@ async def test_a_receiver_that_says_nothing_holds_up_no_other() -> None:
     async with engine(receivers) as oraculo:
         for _ in range(20):
             await ended_run(oraculo, MUTE)
-        await until(lambda: len(oraculo.engine._deliveries._errands) == 20, saying="all to wait for it")
+        await until(lambda: len(oraculo.engine.parts.deliveries._errands) == 20, saying="all to wait for it")
         assert len(receivers.called) == 1, "a quarter of four places"
         run_id = await ended_run(oraculo, GOOD)
         await until(lambda: run_id in receivers.called, saying="the webhook of the other")
@@ -97,17 +97,17 @@ async def test_what_another_engine_delivered_while_it_waited_is_not_delivered_ag
         first = await ended_run(oraculo, MUTE)
         await until(lambda: receivers.called == [first])
         second, third = await ended_run(oraculo, MUTE), await ended_run(oraculo, MUTE)
-        await until(lambda: len(oraculo.engine._deliveries._errands) == 3, saying="two to wait for their turn")
+        await until(lambda: len(oraculo.engine.parts.deliveries._errands) == 3, saying="two to wait for their turn")
         await delivered_by_another(oraculo.store, second)
         receivers.speaks.set()
-        await oraculo.engine._deliveries.finished()
+        await oraculo.engine.parts.deliveries.finished()
         assert receivers.called == [first, third]
 
 
 async def test_what_another_engine_delivered_is_not_delivered_again_though_it_was_put_off_for_long() -> None:
     receivers = Receivers()
     async with engine(receivers, timeout=5) as oraculo:
-        courier = oraculo.engine._deliveries
+        courier = oraculo.engine.parts.deliveries
         first, second = await one_waits_for_another(oraculo, receivers)
         courier._move(courier._errands[second, 0], 100.0)
         courier._errands[second, 0].is_put_off = True
@@ -126,12 +126,12 @@ async def test_what_waited_when_an_engine_stops_is_not_left_waiting() -> None:
     receivers = Receivers()
     async with engine(receivers, timeout=60) as oraculo:
         waiting = [await ended_run(oraculo, MUTE) for _ in range(5)]
-        await until(lambda: len(oraculo.engine._deliveries._errands) == 5, saying="all to wait for it")
-        for errand in oraculo.engine._deliveries._errands.values():
+        await until(lambda: len(oraculo.engine.parts.deliveries._errands) == 5, saying="all to wait for it")
+        for errand in oraculo.engine.parts.deliveries._errands.values():
             if not errand.has_begun:
-                oraculo.engine._deliveries._move(errand, 100.0)
+                oraculo.engine.parts.deliveries._move(errand, 100.0)
                 errand.is_put_off = True
-        await oraculo.engine._deliveries.abandon()
+        await oraculo.engine.parts.deliveries.abandon()
 
         async def are_due_soon() -> bool:
             return max(await dues(oraculo, [run_id for run_id in waiting if run_id not in receivers.called])) < 20
@@ -144,17 +144,17 @@ async def test_a_new_edition_takes_the_place_of_the_one_that_waits() -> None:
     async with engine(receivers, timeout=60) as oraculo:
         first, second = await one_waits_for_another(oraculo, receivers)
         await oraculo.operations.repeat(second)
-        await until(lambda: oraculo.engine._deliveries._errands[second, 0].edition == 2, saying="the new edition")
+        await until(lambda: oraculo.engine.parts.deliveries._errands[second, 0].edition == 2, saying="the new edition")
         receivers.speaks.set()
-        await oraculo.engine._deliveries.finished()
+        await oraculo.engine.parts.deliveries.finished()
         assert receivers.called == [first, f"{second}.2"]
-        assert not oraculo.engine._deliveries._receivers[Channel.WEBHOOK]._bytes
+        assert not oraculo.engine.parts.deliveries._receivers[Channel.WEBHOOK]._bytes
 
 
 async def test_what_waits_counts_as_much_as_its_last_edition_is_large() -> None:
     receivers = Receivers()
     async with engine(receivers, timeout=60) as oraculo:
-        courier = oraculo.engine._deliveries
+        courier = oraculo.engine.parts.deliveries
         first, second = await one_waits_for_another(oraculo, receivers)
         courier.deliver((await oraculo.store.heads([second]))[second], bytes(5000), [0])
         turns_of_webhooks = courier._receivers[Channel.WEBHOOK]
@@ -169,7 +169,7 @@ async def one_waits_for_another(oraculo: Harness, receivers: Receivers) -> tuple
     first = await ended_run(oraculo, MUTE)
     await until(lambda: receivers.called == [first])
     second = await ended_run(oraculo, MUTE)
-    await until(lambda: (second, 0) in oraculo.engine._deliveries._errands, saying="one to wait for its turn")
+    await until(lambda: (second, 0) in oraculo.engine.parts.deliveries._errands, saying="one to wait for its turn")
     return first, second
 
 
@@ -185,7 +185,7 @@ async def test_bytes_of_webhooks_that_wait_hold_up_no_reply(monkeypatch: pytest.
     async with engine(Receivers()) as oraculo:
         for _ in range(3):
             await ended_run(oraculo, MUTE)
-        await until(lambda: oraculo.engine._deliveries._errands, saying="a webhook under way")
+        await until(lambda: oraculo.engine.parts.deliveries._errands, saying="a webhook under way")
         await oraculo.submit({"destinos": ["escavador_a"], "timeout": 0.02, "responder_em": "respostas"})
         await until(lambda: oraculo.broker.queues(["respostas"]), saying="the reply")
 
@@ -242,7 +242,7 @@ async def test_who_waits_for_a_receiver_that_refuses_connections_uses_up_no_atte
     async with owing(receiver) as oraculo:
         waiting = [await ended_run(oraculo, GOOD) for _ in range(50)]
         await until(
-            lambda: len(oraculo.engine._deliveries._errands) == 50, saying="all to wait, also the one that tried"
+            lambda: len(oraculo.engine.parts.deliveries._errands) == 50, saying="all to wait, also the one that tried"
         )
         heads = (await oraculo.store.heads(waiting)).values()
         assert sum(head.deliveries[0].attempts for head in heads) == receiver.tries == 1
@@ -268,7 +268,7 @@ async def test_runs_that_end_one_by_one_do_not_each_find_out_that_their_receiver
     monkeypatch.setattr(SystemEntropy, "jitter", lambda self: 0.9)
     receiver = Restarting()
     async with owing(receiver, backoff=600) as oraculo:
-        errands = oraculo.engine._deliveries._errands
+        errands = oraculo.engine.parts.deliveries._errands
         await ended_run(oraculo, GOOD)
         await until(lambda: receiver.tries == 1 and not errands, saying="nobody to wait any more")
         await ended_run(oraculo, GOOD)
@@ -288,7 +288,7 @@ async def test_a_receiver_that_answers_with_an_error_is_not_away() -> None:
         for _ in range(30):
             await ended_run(oraculo, GOOD)
         await until(lambda: len(answered) == 30)
-        lines = oraculo.engine._deliveries._receivers[Channel.WEBHOOK]._lines
+        lines = oraculo.engine.parts.deliveries._receivers[Channel.WEBHOOK]._lines
         assert [line.absence for line in lines.values() if line.absence] == []
 
 
@@ -310,7 +310,7 @@ async def test_a_receiver_that_hangs_up_or_says_nothing_is_not_away(
 
     settings = Settings(engine=QUICK, webhook=WebhookSettings(concurrency=4, backoff=600, max_backoff=600))
     async with Harness(settings=settings, post=post) as oraculo:
-        lines = oraculo.engine._deliveries._receivers[Channel.WEBHOOK]._lines
+        lines = oraculo.engine.parts.deliveries._receivers[Channel.WEBHOOK]._lines
         for _ in range(5):
             await ended_run(oraculo, GOOD)
         await until(lambda: not errors and lines, saying="a third to try it")
@@ -326,7 +326,7 @@ async def test_an_engine_stops_at_once_though_many_wait_for_a_receiver_that_is_a
     async with owing(Restarting(), backoff=600) as oraculo:
         for _ in range(20):
             await ended_run(oraculo, GOOD)
-        courier = oraculo.engine._deliveries
+        courier = oraculo.engine.parts.deliveries
         await until(lambda: len(courier._errands) == 19, saying="all but the first to wait")
         async with asyncio.timeout(5):
             await courier.finished()
@@ -338,7 +338,7 @@ async def test_the_longer_a_receiver_is_away_the_longer_those_rest_who_wait_for_
 ) -> None:
     monkeypatch.setattr(receivers, "_FIRST_PAUSE", 600.0)
     async with owing(Restarting(), backoff=600, max_backoff=1000) as oraculo:
-        courier = oraculo.engine._deliveries
+        courier = oraculo.engine.parts.deliveries
         for _ in range(2):
             await ended_run(oraculo, GOOD)
 

@@ -233,7 +233,7 @@ async def test_replies_to_a_broker_that_is_frozen_hold_up_no_webhook(monkeypatch
 
         monkeypatch.setattr(broker, "publish", publish)
         await oraculo.submit({"destinos": ["escavador_a"], "timeout": 0.05, "responder_em": "respostas"})
-        await until(lambda: oraculo.engine._deliveries._under_way, saying="the reply to be on its way")
+        await until(lambda: oraculo.engine.parts.deliveries._under_way, saying="the reply to be on its way")
         await oraculo.submit({"destinos": ["escavador_a"], "timeout": 0.05, "webhook": receiver.url})
         await until(lambda: receiver.received, saying="the webhook")
 

@@ -94,7 +94,7 @@ async def test_a_small_run_waits_for_a_few_commands_of_wide_ones(oraculo: Harnes
 async def test_a_small_run_waits_for_a_few_commands_of_repeated_wide_ones(oraculo: Harness, counting: Counting) -> None:
     wide = [await oraculo.submit(WIDE) for _ in range(RUNS)]
     await asyncio.gather(*map(oraculo.operations.cancel, wide))
-    await until(lambda: not len(oraculo.engine.inbox))
+    await until(lambda: not len(oraculo.engine.parts.runs.inbox))
     counting.takes.clear()
     counting.sent.clear()
     await asyncio.gather(*map(oraculo.operations.repeat, wide))

@@ -52,7 +52,7 @@ async def test_only_what_changed_is_read_and_not_by_the_engines_own_thread(tmp_p
     for name in ("a", "b", "c"):
         write(tmp_path / f"{name}.yaml", f"executador_{name}")
     async with watching(tmp_path, Told()) as oraculo:
-        known = oraculo.engine.catalogue
+        known = oraculo.engine.parts.catalogue
         readings.seen.clear()
         write(tmp_path / "b.yaml", "executador_b", "executador_novo")
         (tmp_path / "c.yaml").unlink()
@@ -64,7 +64,7 @@ async def test_only_what_changed_is_read_and_not_by_the_engines_own_thread(tmp_p
 
 
 def queue_of(oraculo: Harness, name: str) -> str:
-    return oraculo.engine.catalogue.get(name).steps[0].queue
+    return oraculo.engine.parts.catalogue.get(name).steps[0].queue
 
 
 async def test_a_bad_file_keeps_its_last_good_version_and_no_other_file_from_being_used(
@@ -74,7 +74,7 @@ async def test_a_bad_file_keeps_its_last_good_version_and_no_other_file_from_bei
     for name in ("a", "b"):
         write(tmp_path / f"{name}.yaml", f"executador_{name}")
     async with watching(tmp_path, told) as oraculo:
-        known = oraculo.engine.catalogue
+        known = oraculo.engine.parts.catalogue
         write(tmp_path / "a.yaml")  # without a step
         await until(lambda: told.of(PipelineFileRejected), saying="the fault")
         write(tmp_path / "b.yaml", "executador_novo")
@@ -147,7 +147,7 @@ async def test_a_file_that_cannot_be_read_is_told_once_and_tried_at_each_look(
 
     monkeypatch.setattr(Path, "open", guarded)
     async with watching(tmp_path, told) as oraculo:
-        known = oraculo.engine.catalogue
+        known = oraculo.engine.parts.catalogue
         write(tmp_path / "a.yaml", "executador_a")
         await until(lambda: tried[0] > 3, saying="it to be tried again")
         [fault] = told.of(PipelineFileRejected)
@@ -161,7 +161,7 @@ async def test_a_link_to_nothing_is_dealt_with_like_a_bad_file_until_there_is_so
     told, folder = Told(), tmp_path / "pipelines"
     folder.mkdir()
     async with watching(folder, told) as oraculo:
-        known = oraculo.engine.catalogue
+        known = oraculo.engine.parts.catalogue
         (folder / "b.yaml").symlink_to(tmp_path / "b.yaml")
         await until(lambda: told.of(PipelineFileRejected), saying="the fault")
         write(folder / "c.yaml", "executador_c")
@@ -183,7 +183,7 @@ async def test_what_is_not_a_file_is_told_and_not_opened(tmp_path: Path, fifo: P
     told, folder = Told(), tmp_path / "pipelines"
     folder.mkdir()
     async with watching(folder, told) as oraculo:
-        known = oraculo.engine.catalogue
+        known = oraculo.engine.parts.catalogue
         (folder / "a.yaml").symlink_to(fifo)
         await until(lambda: told.of(PipelineFileRejected), saying="the fault")
         write(folder / "c.yaml", "executador_c")
@@ -239,7 +239,7 @@ async def test_files_that_kubernetes_mounts_are_read_when_their_link_is_switched
     (tmp_path / ".#a.yaml").symlink_to("somebody@somewhere.1234:5678")  # of Emacs, while the file is worked on
     told = Told()
     async with watching(tmp_path, told) as oraculo:
-        known = oraculo.engine.catalogue
+        known = oraculo.engine.parts.catalogue
         assert known.get("a").steps[0].queue == "executador_a"
         (tmp_path / "..data_tmp").symlink_to("..2")
         (tmp_path / "..data_tmp").replace(tmp_path / "..data")

@@ -6,7 +6,7 @@ import pytest
 
 from oraculo.engine.decide import cache
 from oraculo.engine.queues import unheard_answers
-from oraculo.engine.service import Role
+from oraculo.engine.wiring import Role
 from tests.engine import peers_stage as stage
 from tests.engine.peers_stage import Group, Unreachable, acquainted
 from tests.engine.workers import Journal, answer, recording_app
@@ -24,7 +24,7 @@ async def test_a_front_creates_runs_and_hears_of_their_end(group: Group) -> None
         health = await front.operations.health()
         assert health.is_ready
         assert "consumers" not in health.parts
-        assert engine.engine.peers.is_alone
+        assert engine.engine.parts.peers.is_alone
 
 
 async def test_health_asks_all_at_once(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ async def test_a_front_says_that_engines_with_another_prefix_do_not_hear_its_ans
         assert why.startswith("1 message waits in queue uma.resultados, where answers come, and nobody listens: see ")
         assert (await front.operations.health()).is_ready, "runs are accepted all the same"
         assert f"; {why};" in await front.operations.explain(run_id)
-        assert "answers" not in stranger.engine._works(), "it listens itself"
+        assert "answers" not in stranger.engine.parts.duties, "it listens itself"
         await stranger.stop()
         assert "no engine gives a sign of life" in str(await told())
         explanation = await front.operations.explain(run_id)
@@ -92,7 +92,7 @@ async def test_a_front_says_that_engines_with_another_prefix_do_not_hear_its_ans
         assert "nobody listens: see" not in explanation, "of which that is no more than a consequence"
         async with group.member(prefix="uma."):
             await front.ended(run_id)
-            await until(lambda: front.engine.unheard_answers.trouble is None, saying="that it is over")
+            await until(lambda: front.engine.parts.health.queues.unheard_answers is None, saying="that it is over")
             assert await told() is None
 
 
@@ -126,4 +126,4 @@ async def test_a_front_does_not_keep_the_runs_that_engines_end(group: Group, mon
     async with acquainted(front):
         for _ in range(3):
             await front.submit({"destinos": ["nobody"]})
-        assert len(front.engine._intake._hot) == 1
+        assert len(front.engine.parts.intake._decider.hot) == 1

@@ -20,11 +20,11 @@ async def test_what_a_full_queue_has_no_room_for_waits_alone_until_it_is_read() 
     async with Harness(recording_app(Journal(), (SERVED,)), settings=SETTINGS, broker=broker) as oraculo:
         large = {"destinos": [UNSERVED], "payload": LARGE, "timeout": 60}
         waiting = [await oraculo.submit(large) for _ in range(20)]
-        await until(lambda: oraculo.engine.refusing_queues, saying="that the queue is told of")
+        await until(lambda: oraculo.engine.parts.health.queues.refusing, saying="that the queue is told of")
         for _ in range(3):
             aggregate = await oraculo.run({"destinos": [SERVED], "payload": {}, "timeout": 5})
             assert aggregate["status"] == "concluida"
-        assert oraculo.engine.sending_trouble is None
+        assert oraculo.engine.parts.health.queues.no_queue_takes is None
         assert (await oraculo.operations.health()).is_ready
         assert "nobody reads it" in await oraculo.operations.explain(waiting[-1])
         assert "start a worker for it" in await oraculo.operations.explain(waiting[-1])

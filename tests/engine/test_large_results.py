@@ -1,8 +1,6 @@
 """Large results: kept and shared, forged, lost and away."""
 
 import asyncio
-import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,9 @@ import pytest
 
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.machine import delivery as core_delivery
-from oraculo.core.result_reference import ResultReference, encode_reference, read_reference
+from oraculo.core.result_reference import encode_reference, read_reference
 from oraculo.engine.deliver.deliveries import Deliveries
-from oraculo.engine.results import reader
+from oraculo.engine.results import get as reader
 from oraculo.engine.send import outbox
 from oraculo.errors import MessageTooLarge, NotFound, ObjectsUnavailable
 from oraculo.ports.broker import Outgoing, Receipt
@@ -279,7 +277,6 @@ async def test_a_slow_object_store_keeps_nobody_waiting_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader, "PATIENCE", 0.05)
-    monkeypatch.setattr(reader, "SECOND_LOOK", 0.05)
     told, objects = Told(), Faulty(tmp_path)
     objects.gate = asyncio.Event()
     async with Harness(settings=KEPT, objects=objects, telemetry=told) as oraculo:
@@ -290,95 +287,6 @@ async def test_a_slow_object_store_keeps_nobody_waiting_for_ever(
         with pytest.raises(ObjectsUnavailable):
             await oraculo.operations.result(run_id, "escavador_a")
     assert "not read in" in told.failures[0]
-
-
-async def test_all_who_stood_still_together_look_again_for_what_they_lack(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reader, "PATIENCE", 0.05)
-    monkeypatch.setattr(reader, "TURN", 30.0)
-    asked: Counter[str] = Counter()
-
-    async def get(reference: ResultReference) -> bytes:
-        asked[reference.key] += 1
-        if reference.key != "at once":
-            if not asked["still"]:
-                asked["still"] += 1
-                time.sleep(0.1)  # noqa: ASYNC251 - as SIGSTOP does: nothing in the process goes on
-            await asyncio.sleep(0.1)  # those of all together take longer than a second look may
-        return b"{}"
-
-    async with Harness(settings=KEPT, objects=Faulty(tmp_path)) as oraculo:
-        monkeypatch.setattr(oraculo.engine.results, "_get", get)
-        references = {key: ResultReference(key, 2, "") for key in ("at once", "slow")}
-        filled: list[dict[str, msgspec.Raw]] = [{} for _ in range(100)]
-        await asyncio.gather(*(oraculo.engine.results.fill(one, references) for one in filled))
-    assert all(one.keys() == references.keys() for one in filled)
-    assert asked["at once"] == 100, "what was read is not read again"
-
-
-async def test_one_second_look_that_is_in_vain_is_enough_for_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A store that hangs keeps a hundred aggregates no longer than one."""
-    monkeypatch.setattr(reader, "PATIENCE", 0.05)
-    monkeypatch.setattr(reader, "SECOND_LOOK", 0.05)
-    monkeypatch.setattr(reader, "TURN", 30.0)
-    asked: list[str] = []
-
-    async def hang(reference: ResultReference) -> bytes:
-        asked.append(reference.key)
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    async with Harness(settings=KEPT, objects=Faulty(tmp_path)) as oraculo:
-        monkeypatch.setattr(oraculo.engine.results, "_get", hang)
-        references = {"a": ResultReference("a", 2, "")}
-        filling = asyncio.gather(*(oraculo.engine.results.fill({}, references) for _ in range(100)))
-        with monkeypatch.context() as stopped:  # all begin at the same moment, or the last would find room for a look
-            now = (loop := asyncio.get_running_loop()).time()
-            stopped.setattr(loop, "time", lambda: now)
-            await asyncio.sleep(0)
-        await filling
-    assert len(asked) == 16, "eight first looks, eight second ones"
-
-
-async def test_who_only_waited_for_a_second_look_blames_no_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reader, "PATIENCE", 0.05)
-    monkeypatch.setattr(reader, "TURN", 0.05)
-    told = Told()
-    async with Harness(settings=KEPT, objects=Faulty(tmp_path), telemetry=told) as oraculo:
-        large = oraculo.engine.results
-        monkeypatch.setattr(large, "_aggregates", asyncio.Semaphore(0))
-        monkeypatch.setattr(large, "_second_looks", asyncio.Semaphore(0))
-        await large.fill({}, {"a": ResultReference("a", 2, "")})
-        assert not large._hangs()
-    assert told.failures == ["1 large results of an aggregate stay references: not read in 0.05 s"]
-
-
-async def test_a_process_that_stood_still_hands_out_what_it_can_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reader, "PATIENCE", 0.05)
-
-    class Paused(Faulty):
-        looks = 0
-
-        async def get(self, key: str) -> bytes:
-            self.looks += 1
-            if self.looks == 1:
-                time.sleep(2 * reader.PATIENCE)  # noqa: ASYNC251 - as SIGSTOP does: nothing in the process goes on
-                await asyncio.sleep(0.01)  # time enough to be given up
-            return await super().get(key)
-
-    told = Told()
-    async with Harness(settings=KEPT, objects=Paused(tmp_path), telemetry=told) as oraculo:
-        run_id = await oraculo.submit({"destinos": ["escavador_a"]})
-        await PlainWorker(oraculo, "escavador_a").answers(run_id, {"dados": LARGE})
-        assert (await oraculo.ended(run_id))["resultados"]["escavador_a"] == {"dados": LARGE}
-    assert not told.failures
 
 
 async def test_an_aggregate_that_is_read_for_longer_than_its_lease_is_delivered_all_the_same(

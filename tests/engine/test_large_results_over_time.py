@@ -15,8 +15,8 @@ import pytest
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.result_reference import CLAIM, SHARDS, encode_reference, make_reference, run_folder
 from oraculo.engine.deliver import deliveries
-from oraculo.engine.retention import objects as object_retention
-from oraculo.engine.retention.objects import ObjectRetention
+from oraculo.engine.results import clean_up as object_retention
+from oraculo.engine.results.clean_up import ResultCleanUp
 from oraculo.engine.send import outbox, sweep
 from oraculo.errors import InvalidSettings, NotFound, ObjectsError, ObjectsUnavailable, QueueFull
 from oraculo.ports.broker import Outgoing, Receipt
@@ -245,7 +245,7 @@ async def test_commands_that_wait_for_an_object_store_that_is_away_do_not_hide_o
         await until(lambda: broker.refused, saying="that its queue has no room")
         broker.has_room = True
         assert (await PlainWorker(oraculo, "escavador_z").takes())["id"] == run_id
-        assert not oraculo.engine._outbox.has_spilled  # else each sweep would ask for all that wait
+        assert not oraculo.engine.parts.outbox.has_spilled  # else each sweep would ask for all that wait
         objects.gate.set()
         assert {(await oraculo.ended(one))["status"] for one in waiting} == {"concluida"}
 
@@ -272,7 +272,7 @@ async def test_without_an_object_store_a_reference_says_what_to_set() -> None:
 
 
 async def tidied(oraculo: Harness, objects: Objects) -> int:
-    cleaner = ObjectRetention(objects, oraculo.store, oraculo.engine.peers, oraculo.clock)
+    cleaner = ResultCleanUp(objects, oraculo.store, oraculo.engine.parts.peers, oraculo.clock)
     return sum([await cleaner.tidy(shard) for shard in SHARDS])
 
 
@@ -352,7 +352,7 @@ async def test_a_place_that_is_away_does_not_keep_an_engine_from_starting(tmp_pa
             raise ObjectsUnavailable("not now")
 
     async with Harness(settings=KEPT, objects=Away(tmp_path)) as oraculo:
-        assert (await oraculo.engine.health()).is_ready
+        assert (await oraculo.engine.parts.health.look()).is_ready
 
 
 async def test_a_folder_that_is_not_mounted_when_the_engine_starts_is_away_and_no_new_one(tmp_path: Path) -> None:
@@ -384,7 +384,7 @@ async def test_a_folder_that_was_emptied_for_good_is_used_again_when_it_is_said(
     (place / CLAIM).unlink()
     (place / CLAIM).touch()
     async with Harness(settings=KEPT, objects=FolderObjects(place), store=store_at(tmp_path)) as oraculo:
-        assert (await oraculo.engine.health()).is_ready
+        assert (await oraculo.engine.parts.health.look()).is_ready
         assert (place / CLAIM).read_text() == await oraculo.store.installation()
 
 
@@ -403,7 +403,7 @@ async def test_a_place_that_turns_out_to_be_anothers_is_not_used(tmp_path: Path)
         run_id = await oraculo.submit({"destinos": ["escavador_a"]})
         await PlainWorker(oraculo, "escavador_a").answers(run_id, {"dados": LARGE})
         assert (await oraculo.ended(run_id))["resultados"]["escavador_a"] == {"dados": LARGE}
-        health = await oraculo.engine.health()
+        health = await oraculo.engine.parts.health.look()
         assert "another installation" in str(health.parts["objects folder"])
     assert os.listdir(tmp_path) == []
 
@@ -427,7 +427,7 @@ async def test_only_the_engine_that_comes_first_tidies_a_shard(tmp_path: Path, m
     for name in asked:
         store = SqliteStore(":memory:")
         await store.start()
-        cleaner = ObjectRetention(Asked(tmp_path / name), store, Peers(name), SystemClock())  # type: ignore[arg-type]
+        cleaner = ResultCleanUp(Asked(tmp_path / name), store, Peers(name), SystemClock())  # type: ignore[arg-type]
         running = asyncio.create_task(cleaner.run())
         await until(lambda name=name: len(asked[name]) >= 128)  # type: ignore[misc]
         running.cancel()
@@ -462,7 +462,7 @@ async def test_engines_that_are_often_started_anew_come_to_every_shard(
     await store.start()
     for hour in range(5):
         before = len(asked)
-        cleaner = ObjectRetention(Asked(tmp_path), store, Alone(), Hours(hour))  # type: ignore[arg-type]
+        cleaner = ResultCleanUp(Asked(tmp_path), store, Alone(), Hours(hour))  # type: ignore[arg-type]
         running = asyncio.create_task(cleaner.run())
         await until(lambda before=before: len(asked) >= before + 60)  # type: ignore[misc]
         running.cancel()

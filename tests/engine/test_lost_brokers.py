@@ -157,7 +157,7 @@ async def test_what_an_engine_sent_over_a_broker_that_only_it_knew_is_sent_again
     app, rabbitmq = recording_app(journal, ("executador_a",)), Durable("rabbitmq")
     async with Harness(app, settings=QUICK, broker=rabbitmq, store=SqliteStore(path)) as after:
         async with Harness(settings=QUICK, broker=Durable("nats"), store=SqliteStore(path)) as before:
-            await until(lambda: len(after.engine.peers.engines) == 2, saying="the engines to know each other")
+            await until(lambda: len(after.engine.parts.peers.engines) == 2, saying="the engines to know each other")
             run_id = await before.submit({"destinos": ["executador_a"], "payload": {}})
             await until(lambda: sent_by(before, run_id, ["nats"]))
             assert not journal.seen
@@ -171,6 +171,7 @@ class Split:
     def __init__(self) -> None:
         self.taken: list[str] = []
         self.departures = 0
+        self.is_engine = True
 
     def statuses(self) -> Sequence[BrokerStatus]:
         return [BrokerStatus("first", "away", 0), BrokerStatus("second", None, 0)]
@@ -292,7 +293,7 @@ async def test_a_broker_that_came_back_without_its_memory_gets_everything_again(
         broker.losses += 1
         await until(lambda: oraculo.operations.dead_letters("executador_b", limit=1), saying="the dead letter again")
         await until(lambda: broker.queues(["executador_a"]), saying="the command again")
-        await until(lambda: not oraculo.engine._broker_watch._losses, saying="the last look")
+        await until(lambda: not oraculo.engine.parts.broker_watch._losses, saying="the last look")
         [lost, failed] = await broker.queues(["executador_a", "executador_b"])
         assert lost.ready == 1
         assert failed.dead_letters == 1
@@ -321,7 +322,9 @@ async def test_a_loss_is_counted_once_though_the_store_fails_while_it_is_looked_
         run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}, "timeout": 30})
         await until(lambda: sent_by(oraculo, run_id, ["redis"]))
         broker.losses += 1
-        await until(lambda: not store.failures and not oraculo.engine._broker_watch._losses, saying="the last look")
+        await until(
+            lambda: not store.failures and not oraculo.engine.parts.broker_watch._losses, saying="the last look"
+        )
         [state] = await broker.queues(["executador_a"])
         assert state.ready == 2  # as it was, and once again
 
@@ -394,7 +397,7 @@ async def test_what_was_taken_before_the_loss_is_sent_again_though_its_confirm_w
 
 async def test_a_note_that_comes_after_the_loss_was_looked_for_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command was confirmed before the memory was lost, and noted only after the first look for such."""
-    broker, looked, confirmed = Durable("redis"), asyncio.Event(), Outbox._confirmed
+    broker, looked, confirmed = Durable("redis"), asyncio.Event(), Outbox.confirmed
     late: list[asyncio.Task[None]] = []
 
     async def note_later(outbox: Outbox, keys: Sequence[Key], vias: Sequence[str], started: float) -> None:
@@ -407,7 +410,7 @@ async def test_a_note_that_comes_after_the_loss_was_looked_for_is_found(monkeypa
         else:
             late.append(asyncio.create_task(note_later(outbox, keys, vias, started)))
 
-    monkeypatch.setattr(Outbox, "_confirmed", delayed)
+    monkeypatch.setattr(Outbox, "confirmed", delayed)
     set_once_looked_for(looked, monkeypatch)
     async with Harness(settings=QUICK, broker=broker) as oraculo:
         run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}, "timeout": 30})

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from oraculo.brokers.memory import MemoryBroker
-from oraculo.engine.service import Role
+from oraculo.engine.wiring import Role
 from oraculo.pipeline import bridges
 from oraculo.pipeline.bridges import Bridge, ForeignQueue
 from oraculo.ports.broker import Capabilities
@@ -86,7 +86,7 @@ async def test_a_bridge_that_another_engine_has_is_not_missed(role: Role) -> Non
 
 async def test_a_bridge_that_runs_here_is_not_missed() -> None:
     oraculo = Harness(settings=ALLOWED)
-    oraculo.engine.bridges = [Idle()]
+    oraculo.engine.parts.bridges.running = [Idle()]
     async with oraculo:
         assert "no bridge" not in await explanation(oraculo, "celery://app.tarefa")
 
@@ -101,7 +101,7 @@ async def test_a_bridge_that_nobody_has_is_missed_by_every_queue_that_it_would_r
 @pytest.mark.parametrize("destination", BEHIND_BULLMQ)
 async def test_a_bridge_that_cannot_work_is_told_for_every_queue_that_it_reads(destination: str) -> None:
     oraculo = Harness(settings=MAPPED)
-    oraculo.engine.bridges = [Idle(bridges.BULLMQ, "cannot reach 127.0.0.1:1")]
+    oraculo.engine.parts.bridges.running = [Idle(bridges.BULLMQ, "cannot reach 127.0.0.1:1")]
     async with oraculo:
         told = "; ponte bullmq cannot be used (cannot reach 127.0.0.1:1); "
         assert told in await explanation(oraculo, destination)
@@ -111,7 +111,10 @@ async def test_a_bridge_that_cannot_work_is_told_for_every_queue_that_it_reads(d
 @pytest.mark.parametrize("destination", BEHIND_BULLMQ)
 async def test_how_it_is_where_a_bridge_hands_on_is_told(destination: str) -> None:
     oraculo = Harness(settings=MAPPED)
-    oraculo.engine.bridges, oraculo.engine.foreign_queues = [Idle(bridges.BULLMQ)], [Watching()]
+    oraculo.engine.parts.bridges.running, oraculo.engine.parts.bridges.foreign_queues = (
+        [Idle(bridges.BULLMQ)],
+        [Watching()],
+    )
     told = ", and nobody listens on the queue of bullmq://images-queue)"
     async with oraculo:
         run_id = await oraculo.submit({"destinos": [destination, "text-queue"], "payload": {}})
@@ -120,9 +123,12 @@ async def test_how_it_is_where_a_bridge_hands_on_is_told(destination: str) -> No
             return told in await oraculo.operations.explain(run_id)
 
         await until(explained, saying=told)
-        oraculo.engine.bridges = [Idle(bridges.BULLMQ, "cannot reach 127.0.0.1:1")]
+        oraculo.engine.parts.bridges.running = [Idle(bridges.BULLMQ, "cannot reach 127.0.0.1:1")]
         assert not await explained(), "it cannot tell now"
-        oraculo.engine.bridges, oraculo.engine.foreign_queues = [], [Watching(bridges.CELERY)]
+        oraculo.engine.parts.bridges.running, oraculo.engine.parts.bridges.foreign_queues = (
+            [],
+            [Watching(bridges.CELERY)],
+        )
         assert not await explained(), "another system does not know"
 
 
@@ -144,7 +150,7 @@ class Watching:
 async def test_an_api_beside_engines_says_what_waits_behind_their_bridges(destination: str) -> None:
     broker, queues = Counting(SystemClock()), Watching()
     oraculo = Harness(broker=broker, settings=MAPPED, role=Role.FRONT)
-    oraculo.engine.foreign_queues = [queues]
+    oraculo.engine.parts.bridges.foreign_queues = [queues]
     async with oraculo:
         for queue in (bridges.QUEUES[bridges.BULLMQ], "images-queue"):
             await broker.consume(queue, prefetch=1)  # as the engine's bridge does

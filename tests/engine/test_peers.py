@@ -18,7 +18,7 @@ from oraculo.engine.cluster.peers import Peers
 from oraculo.engine.decide import intake
 from oraculo.engine.inbox import Inbox, Wish
 from oraculo.engine.send import publisher, sweep
-from oraculo.engine.service import Role
+from oraculo.engine.wiring import Role
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.pipeline.definition import Definition, decode_definition
 from oraculo.ports.broker import Outgoing, Receipt
@@ -69,9 +69,11 @@ def test_an_engine_that_leaves_moves_only_its_own_runs() -> None:
 async def test_engines_come_and_go(group: Group) -> None:
     one, other = group.member(), group.member()
     async with acquainted(one, other):
-        assert list(one.engine.peers.engines) == sorted([one.engine.peers.name, other.engine.peers.name])
+        assert list(one.engine.parts.peers.engines) == sorted(
+            [one.engine.parts.peers.name, other.engine.parts.peers.name]
+        )
         await other.stop()
-        await until(lambda: one.engine.peers.is_alone)
+        await until(lambda: one.engine.parts.peers.is_alone)
     changes = [len(record.engines) for record in group.told[0].records if isinstance(record, EnginesChanged)]
     assert changes == [2, 1]
 
@@ -119,7 +121,7 @@ async def test_an_engine_that_starts_leaves_what_others_are_sending_now(group: G
     await one.__aenter__()
     runs = [await one.submit({"destinos": ["executador_x"]}) for _ in range(10)]
     await other.__aenter__()
-    await until(lambda: len(other.engine._sweep._seen) == 10)
+    await until(lambda: len(other.engine.parts.sweep._seen) == 10)
     assert journal.seen == []
     slow.gate.set()
     for run_id in runs:
@@ -172,7 +174,7 @@ async def test_of_the_pipelines_only_those_that_changed_are_read_again(
     monkeypatch.setattr(pipelines, "decode_definition", noted)
     one, other = group.member(), group.member()
     async with acquainted(one, other):
-        theirs = other.engine.catalogue
+        theirs = other.engine.parts.catalogue
         for name in ("a", "b", "c"):
             await one.operations.put_pipeline(name, b"steps: [{type: executador_x}]")
             await until(lambda name=name: name in theirs.pipelines)
@@ -180,7 +182,7 @@ async def test_of_the_pipelines_only_those_that_changed_are_read_again(
         await one.operations.delete_pipeline("a")
         await one.operations.put_pipeline("b", b"steps: [{type: executador_y}]")
         await until(lambda: theirs.pipelines["b"].steps[0].queue == "executador_y")
-        await one.engine.catalogue.refresh_stored(one.store)
+        await one.engine.parts.catalogue.refresh_stored(one.store)
         assert decoded == ["a", "b", "c", "b"]
         assert "a" not in theirs.pipelines
 
@@ -189,9 +191,9 @@ async def test_a_pipeline_deleted_through_one_is_gone_in_another(group: Group) -
     one, other = group.member(), group.member()
     async with acquainted(one, other):
         await one.operations.put_pipeline("novo", PIPELINE)
-        await until(lambda: "novo" in other.engine.catalogue.pipelines)
+        await until(lambda: "novo" in other.engine.parts.catalogue.pipelines)
         await one.operations.delete_pipeline("novo")
-        await until(lambda: "novo" not in other.engine.catalogue.pipelines)
+        await until(lambda: "novo" not in other.engine.parts.catalogue.pipelines)
 
 
 async def test_a_pipeline_put_through_one_is_replaced_and_deleted_through_another_at_once(group: Group) -> None:
@@ -245,7 +247,7 @@ async def test_an_answer_that_the_store_cannot_do_is_given_back_though_a_note_ca
     settings = Settings(engine=EngineSettings(note_linger=5.0))
     async with Harness(store=store, broker=broker, settings=settings) as oraculo:
         run_id = await oraculo.submit({"destinos": ["escavador_a"]})
-        await until(lambda: len(oraculo.engine.inbox), saying="the note that the command was sent")
+        await until(lambda: len(oraculo.engine.parts.runs.inbox), saying="the note that the command was sent")
         store.impossible = run_id
         await oraculo.publish("resultados", answer(run_id))
         await until(lambda: broker.dead_letters("resultados", limit=1), saying="the end of its deliveries")
@@ -267,11 +269,11 @@ async def test_own_timers_are_rung_though_another_leaves_many_behind(group: Grou
     one = group.member()
     async with one:
         name = "zz-mute"
-        one.engine.peers.engines = [one.engine.peers.name, name]
-        one.engine.peers._is_well = lambda: False  # keeps what it knows of the others
+        one.engine.parts.peers.engines = [one.engine.parts.peers.name, name]
+        one.engine.parts.peers._is_well = lambda: False  # keeps what it knows of the others
         mine, theirs = [], []
         for n in range(6000):
-            (theirs if one.engine.peers.rank(f"run-{n}") else mine).append(f"run-{n}")
+            (theirs if one.engine.parts.peers.rank(f"run-{n}") else mine).append(f"run-{n}")
         request = {"destinos": ["nobody"], "timeout": 1.0}
         await asyncio.gather(*(one.submit({**request, "correlation_id": run_id}) for run_id in theirs))
         await one.submit({**request, "correlation_id": mine[0], "timeout": 1.2})
@@ -319,10 +321,10 @@ async def test_commands_are_swept_though_the_quarantine_is_full(group: Group, mo
         for n in range(4):
             failed = {"destinos": ["executador_x"], "correlation_id": f"a-{n}"}
             assert (await one.run(failed))["status"] == "erro"
-        await until(lambda: one.engine._outbox._lines.dead_letters.load >= 1, saying="a quarantine that is full")
+        await until(lambda: one.engine.parts.outbox._lines.dead_letters.load >= 1, saying="a quarantine that is full")
         run_id = await front.submit({"destinos": ["escavador_a"], "correlation_id": "b"})
         assert (await one.ended(run_id, wait=10))["status"] == "concluida"
-        assert one.engine._outbox._lines.dead_letters.load >= 1
+        assert one.engine.parts.outbox._lines.dead_letters.load >= 1
         broker.room.set()
 
 
@@ -337,15 +339,16 @@ async def test_commands_of_others_are_left_while_the_broker_takes_nothing(group:
 
     cut_off.store.unsent = counted  # type: ignore[method-assign]
     async with acquainted(other, cut_off):
-        await until(lambda: looks == 2, saying="the look and the sweep of the start")
+        await until(lambda: looks, saying="the sweep of the start")
+        before = looks
         await cut_off.submit({"destinos": ["nobody"], "timeout": 0.5})
-        await until(lambda: cut_off.engine._outbox.trouble, saying="that the broker takes nothing")
-        await cut_off.engine._sweep.look()
-        assert looks == 2
+        await until(lambda: cut_off.engine.parts.outbox.trouble, saying="that the broker takes nothing")
+        await cut_off.engine.parts.sweep.look()
+        assert looks == before
         await other.stop()
-        await cut_off.engine.peers.attend()
-        await cut_off.engine._sweep.look()
-        assert looks > 2, "alone, it looks all the same"
+        await cut_off.engine.parts.peers.attend()
+        await cut_off.engine.parts.sweep.look()
+        assert looks > before, "alone, it looks all the same"
 
 
 @pytest.mark.parametrize("at_its_start", [False, True])
@@ -355,23 +358,23 @@ async def test_commands_that_an_api_is_still_sending_are_not_sent_again_by_the_e
     """Which is the only one, and does not know it."""
     slow = Slow(group.server)
     engine, front = group.member(poll=30.0), group.member(role=Role.FRONT, broker=slow)
-    engine.engine.peers.has_apis_beside = True  # before it starts, which is a sweep too
+    engine.engine.parts.peers.has_apis_beside = True  # before it starts, which is a sweep too
     async with acquainted(engine, front):
         await front.submit({"destinos": ["nobody"]})
         for _ in range(3):
-            await engine.engine._sweep.look(is_start=at_its_start)
+            await engine.engine.parts.sweep.look(is_start=at_its_start)
         slow.gate.set()
-        await front.engine._outbox.flushed()
+        await front.engine.parts.outbox.flushed()
         [state] = await group.server.queues(["nobody"])
         assert state.ready == 1
-        engine.engine.peers.has_apis_beside = False
+        engine.engine.parts.peers.has_apis_beside = False
 
 
 async def test_an_engine_in_trouble_does_not_say_that_it_lives(group: Group) -> None:
     one, other = group.member(), group.member()
     async with acquainted(one, other):
-        other.engine._intake.trouble = "waits for the store: it is broken"
-        await until(lambda: one.engine.peers.is_alone, within=10)
+        other.engine.parts.intake.trouble = "waits for the store: it is broken"
+        await until(lambda: one.engine.parts.peers.is_alone, within=10)
 
 
 async def test_memory_queues_and_a_shared_store_go_for_one_engine_only(fleet: Fleet) -> None:

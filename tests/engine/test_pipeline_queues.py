@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from oraculo.errors import BrokerError, QueueDown
+from oraculo.ports.registry import Registry
 from oraculo.ports.telemetry import LoopFailed
 from oraculo.settings import EngineSettings, Settings
 from oraculo.testing.harness import Harness
@@ -108,14 +109,15 @@ async def test_a_broker_that_comes_after_the_start_and_refuses_a_queue_is_looked
 
 async def looks(oraculo: Harness, count: int = 3) -> None:
     """Until the pipelines were looked at so often."""
-    seen, refresh = [0], oraculo.engine.refresh_pipelines
+    catalogue, seen = oraculo.engine.parts.catalogue, [0]
+    refresh = catalogue.refresh_stored
 
-    async def counted() -> None:
+    async def counted(store: Registry) -> bool:
         seen[0] += 1
-        await refresh()
+        return await refresh(store)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(oraculo.engine, "refresh_pipelines", counted)
+        patch.setattr(catalogue, "refresh_stored", counted)
         await until(lambda: seen[0] > count, saying="the pipelines to be looked at")
 
 
@@ -152,7 +154,7 @@ async def test_a_queue_that_is_refused_keeps_no_other_from_being_declared_again(
         await oraculo.operations.put_pipeline("novo", pipeline("executador_a", "executador_z"))
         broker.refused = {"executador_a"}
         broker.asked.clear()
-        oraculo.engine.pipeline_queues._declared.clear()  # as after a loss
+        oraculo.engine.parts.queues.of_pipelines._declared.clear()  # as after a loss
         await looks(oraculo)
         for queue in ("escavador_youtube", "executador_z"):
             assert broker.asked.count(queue) == 2, "with the others, which failed, and alone"

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 import pytest
 
 from oraculo.brokers.memory import MemoryBroker
-from oraculo.core.queue_health import TroubledQueues
+from oraculo.core.queue_health import QueueHealth
 from oraculo.core.run import RunHead
+from oraculo.engine.queues.known import KnownQueues
 from oraculo.engine.send import publisher
-from oraculo.engine.send.publisher import Entry, PublishLine
+from oraculo.engine.send.publisher import Entry, Key, PublishLine
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge, QueueFull, StoreUnavailable
 from oraculo.ports.broker import Broker, Outgoing, Receipt
 from oraculo.ports.clock import SystemClock
@@ -48,19 +49,25 @@ def moody() -> Moody:
     return Moody()
 
 
-async def all_of_them(entries: Sequence[Entry], have_waited: bool) -> Sequence[Entry]:
-    return entries
+class Wanting:
+    """Wants all entries sent, and forgets their outcome."""
+
+    async def still_wanted(self, entries: Sequence[Entry], have_waited: bool) -> Sequence[Entry]:
+        return entries
+
+    def holds_back(self) -> bool:
+        return False
+
+    def confirmed(self, keys: Sequence[Key], brokers: Sequence[str], started: float) -> None:
+        pass
+
+    def refused(self, refused: Sequence[tuple[Entry, BrokerError]]) -> None:
+        pass
 
 
-def line_to(broker: Broker, telemetry: Telemetry, refusing: TroubledQueues | None = None) -> PublishLine:
+def line_to(broker: Broker, telemetry: Telemetry, refusing: QueueHealth | None = None) -> PublishLine:
     return PublishLine(
-        broker,
-        SystemClock(),
-        telemetry,
-        lambda keys, vias, started: None,
-        lambda refused: None,
-        all_of_them,
-        TroubledQueues(60.0) if refusing is None else refusing,
+        broker, Wanting(), QueueHealth(60.0) if refusing is None else refusing, KnownQueues(), SystemClock(), telemetry
     )
 
 
@@ -96,7 +103,7 @@ async def test_a_queue_that_takes_again_is_no_longer_in_doubt_though_another_of_
 ) -> None:
     moody.fault = QueueFull("full")
     await moody.start()
-    refusing, now = TroubledQueues(60.0), asyncio.get_running_loop().time()
+    refusing, now = QueueHealth(60.0), asyncio.get_running_loop().time()
     refusing.note(["executador_bom"], "was full", now)
     line = line_to(moody, Silent(), refusing)
     for queue in ("executador_bom", "executador_ruim"):
@@ -217,9 +224,9 @@ async def test_when_nothing_is_left_to_send_no_trouble_is_told(moody: Moody) -> 
     moody.fault = BrokerUnavailable("not now")
     async with Harness(settings=Settings(engine=EngineSettings(poll=0.05)), broker=moody) as oraculo:
         run_id = await oraculo.submit({"destinos": ["executador_ruim"], "payload": {}})
-        await until(lambda: oraculo.engine.sending_trouble is not None, saying="the trouble")
+        await until(lambda: oraculo.engine.parts.health.queues.no_queue_takes is not None, saying="the trouble")
         await oraculo.operations.cancel(run_id)
-        await until(lambda: oraculo.engine.sending_trouble is None, saying="the end of it")
+        await until(lambda: oraculo.engine.parts.health.queues.no_queue_takes is None, saying="the end of it")
         assert moody.fault is not None
 
 
@@ -245,7 +252,7 @@ async def test_a_command_that_is_too_large_fails_its_task_at_once_and_nothing_el
             "tentativas": 1,
         }
         assert aggregate["status"] == "parcial"
-        assert not oraculo.engine.refusing_queues, "its queue takes others"
+        assert not oraculo.engine.parts.health.queues.refusing, "its queue takes others"
         refusals = moody.refusals
         assert (await oraculo.run({"destinos": ["executador_bom"]}))["status"] == "concluida"
         assert moody.refusals == refusals, "it is not tried again"

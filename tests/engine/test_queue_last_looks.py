@@ -5,7 +5,7 @@ import pytest
 from oraculo.engine.queues import last_looks
 from oraculo.engine.queues import looks as queue_looks
 from oraculo.engine.queues import served as served_queues
-from oraculo.engine.service import Role
+from oraculo.engine.wiring import Role
 from oraculo.ports.broker import Outgoing, publish_all
 from oraculo.testing.harness import Harness
 from tests.end_to_end.stage import Stage, settings_for
@@ -102,4 +102,4 @@ async def test_where_nobody_serves_the_queue_one_with_a_similar_name_is_asked_af
 
 
 async def _serves(oraculo: Harness, queue: str) -> bool:
-    return await oraculo.engine.served_queues.near(queue + "x") == queue
+    return await oraculo.engine.parts.queues.served.near(queue + "x") == queue

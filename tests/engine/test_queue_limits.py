@@ -116,7 +116,7 @@ async def test_what_lost_consumers_brought_waits_once_to_be_admitted() -> None:
     async with Harness(broker=broker, settings=ONE_NEW) as oraculo:
         for number in range(5):
             await oraculo.publish("orquestrador", over_the_limit(f"pedido-{number}"))
-        waiting, held = oraculo.engine._intake._admission, list[int]()
+        waiting, held = oraculo.engine.parts.intake._admission, list[int]()
         for _ in range(4):
             await until(lambda: any(one.delivery.redeliveries == len(held) for one in waiting._waiting), within=20)
             held.append(len(waiting._waiting))

@@ -157,7 +157,7 @@ async def test_a_store_that_is_back_is_told_of_once(tmp_path: Path, monkeypatch:
         submitting = asyncio.create_task(oraculo.submit({"destinos": ["executador_x"], "payload": {}}))
         await until(lambda: told.of(LoopFailed), saying="the absence to be told")
         if call == "commit":
-            await until(lambda: oraculo.engine.peers._is_store_away, saying="the absence to be noticed")
+            await until(lambda: oraculo.engine.parts.peers._is_store_away, saying="the absence to be noticed")
         assert told.of(StoreBack) == []
         monkeypatch.setattr(store, call, works)
         await until(lambda: told.of(StoreBack), saying="the return to be told")
@@ -197,7 +197,7 @@ async def test_what_is_committed_is_not_decided_again_because_of_what_is_not(tmp
     async with Harness(store=store) as oraculo:
         late, contested = [await oraculo.submit({"destinos": ["executador_x"]}) for _ in range(2)]
         await oraculo.operations.cancel(late)
-        await oraculo.engine._intake.drained()
+        await oraculo.engine.parts.intake.drained()
         store.contested = contested
         bodies = [answer(run_id, tipo_evento="resultado_execucao") for run_id in (late, contested)]
         await publish_all(oraculo.broker, [Outgoing("resultados", msgspec.json.encode(body)) for body in bodies])
@@ -242,7 +242,7 @@ async def test_a_store_that_refuses_everything_is_waited_for_and_no_message_is_b
         troubles: set[str | None] = set()
 
         def is_refused_for_long() -> bool:
-            troubles.add(oraculo.engine._intake.trouble)
+            troubles.add(oraculo.engine.parts.intake.trouble)
             return store.refusals > 20  # many more than it takes to give one input back
 
         await until(is_refused_for_long)
@@ -251,7 +251,7 @@ async def test_a_store_that_refuses_everything_is_waited_for_and_no_message_is_b
         assert why in await oraculo.operations.explain(run_id)
         store.is_full = False
         assert (await oraculo.ended(run_id))["status"] == "concluida"
-        assert oraculo.engine._intake.trouble is None
+        assert oraculo.engine.parts.intake.trouble is None
         assert (await broker.queues(["resultados"]))[0].dead_letters == 0
 
 
@@ -262,7 +262,7 @@ async def test_no_answer_is_blamed_for_a_file_that_is_damaged(tmp_path: Path, mo
     settings = Settings(engine=EngineSettings(stop_grace=0.1))
     async with Harness(store=SqliteStore(path), broker=broker, settings=settings, telemetry=told) as oraculo:
         runs = [await oraculo.submit({"destinos": ["escavador_a"]}) for _ in range(5)]
-        await until(lambda: not oraculo.engine._outbox._in_flight, saying="the last note")
+        await until(lambda: not oraculo.engine.parts.outbox._in_flight, saying="the last note")
         damage(path, root_page(path, "tasks"))
         for run_id in runs:
             await oraculo.publish("resultados", answer(run_id))
@@ -486,7 +486,7 @@ async def test_whoever_waits_for_a_run_that_a_newer_version_wrote_is_let_go_and_
     async with Harness(store=store_at(tmp_path), settings=QUICK) as oraculo:
         unreadable, other = [await oraculo.submit({"destinos": ["escavador_a"], "timeout": 60}) for _ in range(2)]
         waiting = [asyncio.create_task(oraculo.operations.wait(run_id, 60)) for run_id in (unreadable, other)]
-        await until(lambda: len(oraculo.engine.watchers.of_runs_there([unreadable, other])) == 2)
+        await until(lambda: len(oraculo.engine.parts.runs.watchers.of_runs_there([unreadable, other])) == 2)
         with closing(sqlite3.connect(tmp_path / "oraculo.db")) as connection, connection:  # as another engine would
             connection.execute("UPDATE runs SET status = 'cancelada', ended_at = 1, version = version + 1")
             connection.execute(f"{word} WHERE n = (SELECT n FROM runs WHERE id = ?)", [unreadable])

@@ -100,7 +100,9 @@ async def test_a_few_are_looked_at_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
     """All at once, the last would wait for longer than a call may take, and the broker would seem to be away."""
     broker = Listless()
     async with Harness(broker=broker) as oraculo:
-        monkeypatch.setattr(oraculo.engine.remembered, "names", frozenset(f"executador_{n}" for n in range(20)))
+        monkeypatch.setattr(
+            oraculo.engine.parts.queues.remembered, "names", frozenset(f"executador_{n}" for n in range(20))
+        )
         broker.most_looks = 0
         assert len(await oraculo.operations.queues()) == 20
         assert broker.most_looks == 3

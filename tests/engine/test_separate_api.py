@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from oraculo.engine.send import publisher
-from oraculo.engine.service import Role
 from oraculo.engine.watchers import Watchers
+from oraculo.engine.wiring import Role
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.telemetry import BatchCommitted
 from oraculo.settings import EngineSettings, Settings

@@ -54,7 +54,7 @@ async def test_what_lost_consumers_brought_is_kept_once_while_the_store_is_away(
         store.away = True
         for number in range(10):
             await oraculo.publish("resultados", answer(run_id, tarefa=f"t{number}"))
-        inbox, held = oraculo.engine.inbox, list[int]()
+        inbox, held = oraculo.engine.parts.runs.inbox, list[int]()
         for _ in range(6):
             await until(lambda: any(one.delivery.redeliveries == len(held) for one in inbox.arrived), within=20)
             held.append(len(inbox))

@@ -8,7 +8,7 @@ import pytest
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.engine.cluster.peers import Peers
 from oraculo.engine.cluster.store_clock import FAR, read_clock
-from oraculo.engine.retention.runs import RunRetention
+from oraculo.engine.retention import RunRetention
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.telemetry import LoopFailed, Record
 from oraculo.stores.sqlite import MEMORY, SqliteStore
@@ -102,8 +102,8 @@ async def test_a_store_without_a_clock_goes_by_this_machines() -> None:
 
 async def test_readiness_tells_of_it_and_work_goes_on() -> None:
     async with Harness(broker=MemoryBroker(SystemClock()), store=OnAServer(MEMORY), clock=Off(-42)) as harness:
-        health = await harness.engine.health()
+        health = await harness.engine.parts.health.look()
         assert "42 s behind" in (health.parts["clock"] or "")
         assert health.is_ready
     async with Harness(broker=MemoryBroker(SystemClock()), store=OnAServer(MEMORY)) as harness:
-        assert "clock" not in (await harness.engine.health()).parts
+        assert "clock" not in (await harness.engine.parts.health.look()).parts

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 import pytest
 
 from oraculo.brokers.memory import MemoryBroker
-from oraculo.core.queue_health import TroubledQueues
+from oraculo.core.queue_health import QueueHealth
 from oraculo.engine.send import sweep
 from oraculo.errors import QueueFull
 from oraculo.ports.broker import Capabilities, Outgoing, Receipt
@@ -20,7 +20,6 @@ from oraculo.testing.simulation.virtual_time import SeededEntropy, VirtualClock,
 from oraculo.wire import naming
 from oraculo.wire.message import decode_message
 
-TurnedAway = tuple[sweep.RefusedCommands, list[Unsent]]
 MOST_RETRIED = 3
 LOOK = 1.0  # seconds between two
 
@@ -30,72 +29,38 @@ def _few_are_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "MOST_RETRIED", MOST_RETRIED)
 
 
-@pytest.fixture
-def turned_away() -> TurnedAway:
-    """One more than the ration is for a queue that refuses."""
-    made, refusing = sweep.RefusedCommands(), TroubledQueues(60.0)
+def turned_away(count: int) -> tuple[sweep.RefusedCommands, list[Unsent]]:
+    made, refusing = sweep.RefusedCommands(), QueueHealth(60.0)
     refusing.note(["executador_x"], "no room", 0.0)
-    waiting = [Unsent(f"r{number}", 0, 1) for number in range(MOST_RETRIED + 1)]
-    made.choose(0.0, lambda one: True)
+    waiting = [Unsent(f"r{number}", 0, 1) for number in range(count)]
     for one in waiting:
         made.note(one, "executador_x", refusing)
     return made, waiting
 
 
 def granted(made: sweep.RefusedCommands, waiting: Sequence[Unsent]) -> list[Unsent]:
-    return [one for one in waiting if made.takes_turn(one, 1.0)]
+    return [one for one in waiting if made.takes_turn(one)]
 
 
-def test_what_is_not_to_be_offered_takes_no_part_of_the_ration(turned_away: TurnedAway) -> None:
-    made, waiting = turned_away
-    made.choose(1.0, lambda one: one != waiting[0])
-    assert granted(made, waiting) == waiting[1:]
+def test_commands_that_a_sweep_does_not_meet_are_last_in_the_next() -> None:
+    made, waiting = turned_away(MOST_RETRIED + 1)
+    made.choose(1.0)
+    made.choose(1.0)
+    assert granted(made, waiting) == [*waiting[:2], waiting[-1]]
 
 
-def test_what_is_unsent_no_more_is_forgotten(turned_away: TurnedAway) -> None:
-    made, waiting = turned_away
-    made.choose(1.0, lambda one: False)
-    made.keep_only(waiting[:2])
-    assert granted(made, waiting) == waiting[2:]  # as if they were never tried
-
-
-def test_what_was_not_met_at_its_turn_is_last_in_the_next(turned_away: TurnedAway) -> None:
-    """As when it has ended, while no look comes to its end because there is so much to send."""
-    made, waiting = turned_away
-    made.choose(1.0, lambda one: True)  # all of the ration is for such, and nothing of it is asked for
-    made.choose(1.0, lambda one: True)
-    assert granted(made, waiting[MOST_RETRIED:]) == waiting[MOST_RETRIED:]
-
-
-def test_who_never_looks_remembers_nothing() -> None:
-    """The process that only takes requests: others look for what could not be sent."""
-    made, refusing = sweep.RefusedCommands(), TroubledQueues(60.0)
-    refusing.note(["executador_x"], "no room", 0.0)
-    waiting = [Unsent(f"r{number}", 0, 1) for number in range(MOST_RETRIED + 1)]
-    for one in waiting:
-        made.note(one, "executador_x", refusing)
-    made.choose(1.0, lambda one: True)
+def test_all_are_granted_once_the_queue_counts_as_full_no_more() -> None:
+    made, waiting = turned_away(MOST_RETRIED + 1)
+    made.choose(61.0)
     assert granted(made, waiting) == waiting
 
 
 def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "_MOST_REFUSED", 2 * MOST_RETRIED)
-    made, refusing = sweep.RefusedCommands(), TroubledQueues(60.0)
-    refusing.note(["executador_x"], "no room", 0.0)
-    waiting = [Unsent(f"r{number}", 0, 1) for number in range(3 * MOST_RETRIED)]
-    made.choose(0.0, lambda one: True)
-    for one in waiting:
-        made.note(one, "executador_x", refusing)
-    made.choose(1.0, lambda one: True)
+    made, waiting = turned_away(3 * MOST_RETRIED)
+    made.choose(1.0)
     # The last are treated like those that were never tried.
     assert granted(made, waiting) == waiting[:MOST_RETRIED] + waiting[2 * MOST_RETRIED :]
-
-
-def test_what_was_refused_during_a_look_is_not_forgotten_by_it(turned_away: TurnedAway) -> None:
-    made, waiting = turned_away
-    made.keep_only(())
-    made.choose(1.0, lambda one: True)
-    assert granted(made, waiting) == waiting[:MOST_RETRIED]
 
 
 class Full(MemoryBroker):
@@ -113,7 +78,7 @@ class Full(MemoryBroker):
         self.taken = Counter[str]()
 
     async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
-        if messages[0].queue in (naming.MEMORY, naming.MADE):  # marks that engines leave
+        if messages[0].queue == naming.MEMORY:  # marks that engines leave
             return await super().publish(messages)
         await asyncio.sleep(0.001 * len(messages) + self.slow_for)
         runs = [decode_message(message.body).correlation_id for message in messages]

@@ -71,7 +71,7 @@ async def test_the_retry_of_a_task_rings_in_time_though_its_run_has_long() -> No
 async def test_timers_end_when_they_are_cancelled_though_one_has_just_woken_them(turns: int) -> None:
     async with Harness() as oraculo:
         engine = oraculo.engine
-        own = Timers(Asked(), engine.inbox, oraculo.clock, engine.peers, 60.0, dict)
+        own = Timers(Asked(), engine.parts.runs.inbox, oraculo.clock, engine.parts.peers, 60.0, dict)
         await own._store.start()
         running = asyncio.create_task(own.run())
         await until(lambda: own._wakes_at > 0, saying="it sleeps")
@@ -100,7 +100,7 @@ async def many_that_break(oraculo: Harness, store: Unreadable, count: int) -> No
     ids = [await oraculo.submit({"destinos": ["escavador_a"], "timeout": 0.2}) for _ in range(count)]
     store.broken |= set(ids)
     for run_id in ids:
-        oraculo.engine._intake._hot.drop(run_id)
+        oraculo.engine.parts.intake._decider.hot.drop(run_id)
 
 
 async def test_timers_that_cannot_be_set_apart_are_not_rung_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ async def test_timers_that_cannot_be_set_apart_are_not_rung_without_a_pause(monk
     store = Unreadable()
     async with Harness(store=store, settings=Settings(engine=EngineSettings(poll=0.5))) as oraculo:
         await many_that_break(oraculo, store, 10)
-        await until(lambda: len(oraculo.engine._timers._set_apart) == 3)
+        await until(lambda: len(oraculo.engine.parts.timers._set_apart) == 3)
         before = store.due_asked
         await oraculo.run({"destinos": ["escavador_a"], "timeout": 1}, wait=10)
         assert store.due_asked - before < 50
@@ -119,13 +119,13 @@ async def test_a_timer_that_broke_once_and_is_gone_keeps_no_other_from_its_time(
     async with Harness(store=store, settings=SELDOM) as oraculo:
         await many_that_break(oraculo, store, 1)
         [broken] = store.broken
-        await until(lambda: oraculo.engine._timers._set_apart, saying="it is set apart")
+        await until(lambda: oraculo.engine.parts.timers._set_apart, saying="it is set apart")
         store.broken.clear()
         await oraculo.operations.cancel(broken)
         for timeout in (0.1, 0.3):  # the first makes it look, and find that the other is gone
             ended = await oraculo.run({"destinos": ["escavador_a"], "timeout": timeout}, wait=5)
             assert ended["status"] == "timeout"
-        assert not oraculo.engine._timers._set_apart
+        assert not oraculo.engine.parts.timers._set_apart
 
 
 WIDTH = 200
@@ -154,4 +154,4 @@ async def test_a_small_run_ends_in_time_though_wide_ones_wait_for_their_turn(mon
         assert any([(await oraculo.operations.run(run_id)).is_open for run_id in wide])
         for run_id in wide:
             assert (await oraculo.ended(run_id))["status"] == "timeout"
-        assert not oraculo.engine._timers._set_apart
+        assert not oraculo.engine.parts.timers._set_apart

@@ -60,7 +60,7 @@ async def test_a_consumer_that_is_only_doubted_is_made_again_at_once_and_without
 
         async def consume(self, queue: str, *, prefetch: int):  # type: ignore[no-untyped-def]
             if queue in self.made:
-                self.unread_meanwhile.append(oraculo.engine.own_queues.without_consumer)
+                self.unread_meanwhile.append(oraculo.engine.parts.consumers.without_consumer)
             consumer = await super().consume(queue, prefetch=prefetch)
             self.made.append(queue)
             if self.made.count(queue) < 4:
@@ -94,7 +94,7 @@ async def test_what_cannot_be_read_is_told_with_the_reason_by_readiness_and_by_t
         told = "nobody reads resultados, orquestrador: a consumer is being made; the last one failed: not permitted"
 
         async def is_told() -> bool:
-            return len(oraculo.engine.own_queues.unread) == 2
+            return len(oraculo.engine.parts.consumers.unread) == 2
 
         await until(is_told, saying="both to be found out")
         for _ in range(4):

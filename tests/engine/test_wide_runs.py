@@ -10,7 +10,7 @@ import pytest
 
 from oraculo.core.run import Run
 from oraculo.engine import dead_letters, explanation
-from oraculo.engine.results import reader
+from oraculo.engine.results import get as reader
 from oraculo.ports import threads
 from oraculo.ports.store import Snapshot
 from oraculo.ports.threads import WIDE
@@ -56,7 +56,7 @@ class Stretches:
         self.seen: list[str] = []
         self._meanwhile = meanwhile
         for place, name in (
-            (oraculo.engine.plans, "restore"),
+            (oraculo.engine.parts.runs.plans, "restore"),
             (reader, "run_view"),
             (explanation, "_queues_of"),
             (explanation, "explain"),
@@ -172,7 +172,7 @@ async def test_a_redrive_of_a_wide_run_reads_it_once(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(dead_letters, "_PAGE_BYTES", 5_000)
     store = CountingLoads(MEMORY)
     async with wide_failure(store) as (oraculo, run_id):
-        oraculo.engine._intake._hot.drop(run_id)
+        oraculo.engine.parts.intake._decider.hot.drop(run_id)
         before = store.loads
         assert (await oraculo.operations.redrive("executador_x")).reopened == 30
         assert store.loads - before <= 2, "by who sorts the letters, and by who decides"
@@ -182,13 +182,13 @@ async def test_a_redrive_of_a_wide_run_reads_it_once(monkeypatch: pytest.MonkeyP
 async def test_a_redrive_of_a_wide_run_reads_it_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "WIDE", 30)
     async with wide_failure(SqliteStore(MEMORY)) as (oraculo, _):
-        restore, by = oraculo.engine.plans.restore, list[threading.Thread]()
+        restore, by = oraculo.engine.parts.runs.plans.restore, list[threading.Thread]()
 
         def told(snapshot: Snapshot) -> Run:
             by.append(threading.current_thread())
             return restore(snapshot)
 
-        monkeypatch.setattr(oraculo.engine.plans, "restore", told)
+        monkeypatch.setattr(oraculo.engine.parts.runs.plans, "restore", told)
         assert (await oraculo.operations.redrive("executador_x")).reopened == 30
         assert any(thread is not threading.main_thread() for thread in by)  # who decides reads it too, in the loop
 

@@ -83,7 +83,7 @@ def test_a_route_goes_to_bridges_and_queues_alike(tmp_path: Path) -> None:
     file = tmp_path / "oraculo.toml"
     file.write_text('[rotas]\nloja = ["celery://loja.precos?queue=alta", "bullmq://images-queue", "executador_x"]')
     settings = load_settings({}, file)
-    catalogue = PipelineCatalogue(settings.routes, "", settings.runs.retry, settings.runs.timeout)
+    catalogue = PipelineCatalogue(settings)
     request = read_request(b'{"tipo": "loja"}', Limits())
     definition = definition_of(request, catalogue, default_timeout=60.0)
     assert [(step.id, step.queue, step.bridge) for step in definition.steps] == [

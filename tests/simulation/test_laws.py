@@ -8,7 +8,7 @@ import sys
 import msgspec
 import pytest
 
-from oraculo.engine.decide import pacing
+from oraculo.engine.decide import decider
 from oraculo.engine.send import sweep
 from oraculo.testing.simulation import world
 from oraculo.testing.simulation.faults import Faults
@@ -66,8 +66,8 @@ def test_no_law_is_broken_by_two_engines_that_do_not_hear_of_their_commits() -> 
 
 def test_no_law_is_broken_by_two_engines_that_leave_every_run_to_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """As they do with wide ones."""
-    monkeypatch.setattr(pacing, "WIDE", 2)
-    monkeypatch.setattr(pacing, "A_TASK", 0.02)
+    monkeypatch.setattr(decider, "WIDE", 2)
+    monkeypatch.setattr(decider, "REST_A_TASK", 0.1)
     for seed in range(SEEDS // 40):
         outcome = run_seed(seed, COMMITS_LOST, with_two_engines(seed))
         assert outcome.is_clean, f"seed {seed}: {outcome.violations}"

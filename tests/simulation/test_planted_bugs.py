@@ -212,7 +212,7 @@ def dead_letters_are_noted_as_sent_and_are_not(patch: pytest.MonkeyPatch) -> Non
         if dead is None:
             real(self, key, run, dead, *rest)
         else:
-            self._confirmed([key], [self._broker.name], self._clock.now())
+            self.confirmed([key], [self._broker.name], self._clock.now())
 
     patch.setattr(Outbox, "_line_up", line_up)
 
@@ -220,7 +220,7 @@ def dead_letters_are_noted_as_sent_and_are_not(patch: pytest.MonkeyPatch) -> Non
 def the_prefetch_is_unbounded(patch: pytest.MonkeyPatch) -> None:
     async def subscribe(self: EngineConsumers, queue: str) -> Consumer:
         consumer = await self._broker.consume(queue, prefetch=10**9)
-        self._keep(queue, consumer)
+        self._consumers[queue] = consumer
         return consumer
 
     patch.setattr(EngineConsumers, "_subscribe", subscribe)

@@ -20,7 +20,6 @@ from oraculo.ports.telemetry import (
     LoopFailed,
     PipelineFileMended,
     PublishFailed,
-    QueuesRemoved,
     Record,
     RunFinished,
     RunsPruned,
@@ -88,7 +87,6 @@ def after(*records: Record) -> dict[str, float]:
         ),
         (LoopFailed("timers", "boom"), {'oraculo_loop_failures_total{duty="timers"}': 1}),
         (RunsPruned(9), {"oraculo_runs_pruned_total": 9}),
-        (QueuesRemoved(("a", "b")), {"oraculo_queues_removed_total": 2}),
         (
             ConsumerRebuilt("nats", "q", "deaf"),
             {'oraculo_consumers_rebuilt_total{broker="nats",queue="q"}': 1},

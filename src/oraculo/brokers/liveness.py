@@ -126,9 +126,6 @@ class LivenessBroker:
     async def remove(self, queues: Sequence[str]) -> None:
         await self._broker.remove(queues)
 
-    async def remove_unused(self, queues: Sequence[str]) -> Sequence[str]:
-        return await self._broker.remove_unused(queues)
-
     async def check(self) -> str:
         return await self._broker.check()
 

@@ -127,13 +127,6 @@ class MemoryBroker:
         for queue in queues:
             server.remove(queue)
 
-    async def remove_unused(self, queues: Sequence[str]) -> Sequence[str]:
-        """Remove unused queues. No message can arrive between the look and the removal."""
-        server = self._open()
-        unused = [queue for queue in queues if server.is_unused(queue)]
-        await self.remove(unused)
-        return unused
-
     async def check(self) -> str:
         """Return how full the broker is.
 

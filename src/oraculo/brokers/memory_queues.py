@@ -261,13 +261,8 @@ class Queue:
 
     @property
     def is_idle(self) -> bool:
-        """Return True when the queue is unused and was not declared."""
-        return self.is_unused and not self.is_declared
-
-    @property
-    def is_unused(self) -> bool:
-        """Return True when the queue is empty and has no consumer."""
-        return not (self.consumers or self.stock or self._delayed)
+        """Return True when the queue is empty, has no consumer and was not declared."""
+        return not (self.is_declared or self.consumers or self.stock or self._delayed)
 
     def weigh(self, cost: int) -> None:
         """Add to the bytes in this queue and in its budget."""

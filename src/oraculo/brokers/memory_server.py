@@ -74,11 +74,6 @@ class MemoryServer:
         if dlq not in self.queues and source in self.queues and self.queues[source].is_idle:
             del self.queues[source]
 
-    def is_unused(self, name: str) -> bool:
-        """Return True when the queue and its dead-letter queue are missing, or empty and without consumers."""
-        both = (self.queues.get(each) for each in (source_name(name), dlq_name(name)))
-        return all(queue is None or queue.is_unused for queue in both)
-
     def remove(self, name: str) -> None:
         for each in (source_name(name), dlq_name(name)):
             if queue := self.queues.pop(each, None):

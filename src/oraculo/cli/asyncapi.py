@@ -29,13 +29,11 @@ def _make() -> dict[str, Any]:
     """Raises InvalidSettings and InvalidPipeline."""
     from oraculo.api.asyncapi import document_of
     from oraculo.engine.pipelines import PipelineCatalogue, built_in_pipelines
-    from oraculo.pipeline.queue_rules import QueueRules
     from oraculo.settings import load_settings
 
     settings = load_settings()
     runs = settings.runs
-    queues = QueueRules(settings.queues.allow, settings.bridges_allow)
-    of_folder = PipelineCatalogue(settings.routes, settings.pipelines, runs.retry, runs.timeout, queues=queues)
+    of_folder = PipelineCatalogue(settings)
     of_folder.read_folder()
     if of_folder.bad_files:
         raise InvalidPipeline([Fault(bad.file, bad.reason) for bad in of_folder.bad_files])

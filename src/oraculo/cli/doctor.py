@@ -363,7 +363,7 @@ async def _large_results(settings: "Settings", objects: "Objects | None", store:
         return Check("objects", OK, f"large results stay in the store: {why}", remedy)
 
     async def prove() -> str:
-        from oraculo.engine.retention.objects import seen_fault
+        from oraculo.engine.results.clean_up import seen_fault
 
         place = await objects.check()
         if store is not None and (fault := await seen_fault(objects, store)):

@@ -130,7 +130,7 @@ def api(host: Host = None, port: Port = None, insecure: Insecure = False) -> Non
     """
     from oraculo.cli import serving
     from oraculo.cli.welcome import Greeting
-    from oraculo.engine.service import Role
+    from oraculo.engine.wiring import Role
     from oraculo.settings import load_settings
 
     settings = _with_insecure(load_settings(), insecure)

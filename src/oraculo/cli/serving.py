@@ -40,8 +40,8 @@ from oraculo.telemetry.logs import configure_logging
 from oraculo.worker import App, Worker
 
 if TYPE_CHECKING:
-    from oraculo.engine.service import Role
     from oraculo.engine.starting import Starting
+    from oraculo.engine.wiring import Role
 
 # Seconds for requests under way. Requests that wait for a run are answered before, so only slow clients need them.
 _CONNECTION_GRACE = 5
@@ -100,7 +100,7 @@ def serve(
     collect_garbage_less_often()
     configure_logging(settings.log)
     system = build(settings, role)
-    system.engine.peers.has_apis_beside = only_health
+    system.engine.parts.peers.has_apis_beside = only_health
     app = make_app(system, workers=apps, only_health=only_health)
     config = uvicorn.Config(
         app,
@@ -215,7 +215,7 @@ def run_engine(settings: Settings) -> None:
     collect_garbage_less_often()
     configure_logging(settings.log)
     system = build(settings)
-    system.engine.peers.has_apis_beside = True
+    system.engine.parts.peers.has_apis_beside = True
     _run(_run_engine(system), uvicorn.Config(_no_app))
 
 
@@ -225,7 +225,7 @@ async def _run_engine(system: System) -> None:
     with _first_signal(lambda: loop.call_soon_threadsafe(stop.set)):
         try:
             if await _is_done(system.engine.start(), stop):
-                output.note(f"oraculo: engine {system.engine.peers.name} is running")
+                output.note(f"oraculo: engine {system.engine.parts.peers.name} is running")
             await stop.wait()
         finally:
             await system.engine.stop()

@@ -12,7 +12,7 @@ from oraculo.core.events import Event, Sent
 from oraculo.core.result_reference import ResultReference
 from oraculo.core.run import Changes, RunHead
 from oraculo.engine.deliver.deliveries import Deliveries
-from oraculo.engine.results.reader import ResultReader
+from oraculo.engine.results.get import ResultReader
 from oraculo.engine.send.outbox import Outbox
 from oraculo.engine.timers import Timers
 from oraculo.engine.watchers import Watchers

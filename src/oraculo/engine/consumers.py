@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import inf
 
-from oraculo.core.queue_health import UnreadQueues
+from oraculo.core.queue_health import QueueHealth
 from oraculo.engine.inbox import Arrived, Inbox
 from oraculo.errors import BrokerError, BrokerUnavailable, OraculoError
 from oraculo.ports.broker import Consumer, ConsumerDoubted
@@ -26,7 +26,7 @@ class EngineConsumers:
         self._inbox = inbox
         self._settings = settings
         self._consumers: dict[str, Consumer] = {}
-        self._unread = UnreadQueues()
+        self._unread = QueueHealth()
 
     async def subscribe(self) -> None:
         """Begin to consume every queue; `pump` tries again where the broker is away."""
@@ -44,7 +44,7 @@ class EngineConsumers:
             while await self._is_only_doubted(queue, consumer):
                 consumer = await self._replaced(queue, consumer)
         except Exception as error:
-            self._cannot_read(queue, error)
+            self._cannot_read(queue, error, was_read=True)
             await self._drop(queue)
             raise
         await self._drop(queue)
@@ -53,7 +53,7 @@ class EngineConsumers:
         """Take until the consumer ends, and return whether only a doubt ended it."""
         try:
             while deliveries := await consumer.take(self._settings.batch):
-                self._unread.brought(queue)
+                self._unread.works([queue])
                 self._inbox.put([Arrived(delivery, consumer) for delivery in deliveries])
         except ConsumerDoubted:
             return True
@@ -62,7 +62,7 @@ class EngineConsumers:
     async def _replaced(self, queue: str, doubted: Consumer) -> Consumer:
         """Return a new consumer, made before the doubted one closes: nothing is wrong with the queue."""
         consumer = await self._broker.consume(queue, prefetch=self._settings.prefetch)
-        self._keep(queue, consumer)
+        self._consumers[queue] = consumer
         await self._let_go(doubted)
         return consumer
 
@@ -87,17 +87,14 @@ class EngineConsumers:
         try:
             consumer = await self._broker.consume(queue, prefetch=self._settings.prefetch)
         except Exception as error:
-            self._cannot_read(queue, error)
+            self._cannot_read(queue, error, was_read=False)
             raise
-        self._keep(queue, consumer)
+        self._consumers[queue] = consumer
         return consumer
 
-    def _keep(self, queue: str, consumer: Consumer) -> None:
-        self._consumers[queue] = consumer
-        self._unread.made(queue, asyncio.get_running_loop().time())
-
-    def _cannot_read(self, queue: str, error: Exception) -> None:
-        self._unread.failed(queue, str(error) or type(error).__name__, asyncio.get_running_loop().time())
+    def _cannot_read(self, queue: str, error: Exception, *, was_read: bool) -> None:
+        why, now = str(error) or type(error).__name__, asyncio.get_running_loop().time()
+        self._unread.note_unread(queue, why, now, was_read=was_read)
 
     async def _drop(self, queue: str) -> None:
         if (lost := self._consumers.pop(queue, None)) is not None:

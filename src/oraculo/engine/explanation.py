@@ -1,7 +1,7 @@
 """The reason why a run waits, from what its queues, brokers and bridges show; `core.explain` makes the sentence."""
 
-import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Executor
 from functools import partial
 from typing import NamedTuple
 
@@ -10,18 +10,20 @@ from oraculo.core.explain import NAMED, Audience, explain, not_succeeded, passed
 from oraculo.core.history import Happened
 from oraculo.core.phase import QueueLook
 from oraculo.core.run import Run, TaskStatus
+from oraculo.engine.bridges import Bridges
 from oraculo.engine.dead_letters import DeadLetters
-from oraculo.engine.service import Engine
+from oraculo.engine.health import EngineHealth
+from oraculo.engine.queues.parts import QueueParts
 from oraculo.errors import BrokerError
-from oraculo.pipeline import bridges
-from oraculo.pipeline.bridges import Bridge, ForeignQueue
-from oraculo.ports.broker_admin import QueueState
+from oraculo.pipeline.bridges import Bridge
+from oraculo.ports.broker_admin import FullBroker, QueueState
+from oraculo.ports.clock import Clock
+from oraculo.ports.store import Storage
 from oraculo.ports.threads import handed_over_if_wide
 from oraculo.wire import naming
 
 _LATEST = 50  # entries of the history
 _MOST_DEAD_LETTERS = 50  # of a queue that are looked through, because each may be large
-_SETTINGS = {bridges.CELERY: "ORACULO_CELERY_BROKER_URL", bridges.BULLMQ: "ORACULO_BULLMQ_URL"}  # that make each
 _OWN_QUEUES = (naming.ANSWERS, naming.REQUESTS)
 
 
@@ -42,18 +44,33 @@ class _Queues(NamedTuple):
 class Explanation:
     """The maker of explanations, from all that the engine knows."""
 
-    def __init__(self, engine: Engine, dead_letters: DeadLetters) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        broker: FullBroker,
+        store: Storage,
+        clock: Clock,
+        threads: Executor,
+        queues: QueueParts,
+        health: EngineHealth,
+        bridges: Bridges,
+        dead_letters: DeadLetters,
+    ) -> None:
+        self._broker = broker
+        self._store = store
+        self._clock = clock
+        self._threads = threads
+        self._queues = queues
+        self._health = health
+        self._bridges = bridges
         self._dead_letters = dead_letters
-        self._bridged = {kind: {queue} for kind, queue in bridges.QUEUES.items()}  # the queues that each bridge reads
-        self._bridged[bridges.BULLMQ].update(engine.settings.bullmq.queues)
 
     async def of(self, run: Run) -> str:
         """Return the sentence that explains a run."""
-        threads, width = self._engine.threads, len(run.tasks)
+        threads, width, trouble = self._threads, len(run.tasks), self._health.queues
         queues = await handed_over_if_wide(threads, width, partial(_queues_of, run))
-        refusals = self._refusals(queues.unsent)
-        stuck = {queue: why for queue, why in self._stuck_queues(queues.active).items() if queue not in refusals}
+        refusals = {queue: why for queue, why in trouble.refusing.items() if queue in queues.unsent}
+        concerned = {*queues.active, *_OWN_QUEUES} - refusals.keys()
+        stuck = {queue: why for queue, why in trouble.stuck.items() if queue in concerned}
         knows = stuck.keys().isdisjoint(_OWN_QUEUES)  # a broker that fails ours says nothing about others
         asked = queues.active | queues.named
         audiences = await self._audiences(asked, stuck) if asked and knows else {}
@@ -61,25 +78,28 @@ class Explanation:
             queue: await self._searched(run, queue, audiences[queue]) for queue in queues.named & audiences.keys()
         }
         audiences |= {
-            queue: audiences[queue]._replace(foreign=await self._foreign(queue, destinations))
+            queue: audiences[queue]._replace(foreign=await self._bridges.states(queue, destinations))
             for queue, destinations in queues.destinations.items()
             if queue in audiences and audiences[queue].is_bridged
         }
         audiences |= {
-            queue: audiences[queue]._replace(meant=await self._engine.served_queues.near(queue))
+            queue: audiences[queue]._replace(meant=await self._queues.served.near(queue))
             for queue in queues.named & audiences.keys()
             if _is_unserved(audiences[queue])
         }
-        troubles, missing = self._troubles(queues, stuck), self._missing_bridges(audiences)
-        deaf = self._engine.unheard if queues.active and knows else None
+        troubles, missing = (
+            self._troubles(queues, stuck),
+            self._bridges.missing(audiences, is_sole=self._health.is_sole),
+        )
+        deaf = trouble.deaf if queues.active and knows else None
         if deaf is not None and deaf not in troubles.values():  # the broker's trouble is not reported twice
             missing.insert(0, f"ORÁCULO itself hears nothing on queue {naming.ANSWERS} now ({deaf})")
             audiences = {queue: audience._replace(is_to_blame=False) for queue, audience in audiences.items()}
         refused = await self._refused_answers(run)
-        standstill = await self._engine.standstill() if run.is_open else None
-        if standstill is None and (unheard := self._engine.unheard_answers.trouble) is not None:
-            missing.append(unheard)
-        now = self._engine.clock.now()
+        standstill = await self._health.standstill() if run.is_open else None
+        if standstill is None and trouble.unheard_answers is not None:
+            missing.append(trouble.unheard_answers)
+        now = self._clock.now()
         sentence = partial(explain, run, now, audiences, troubles, refusals, refused, missing, standstill)
         return await handed_over_if_wide(threads, width, sentence)
 
@@ -91,7 +111,7 @@ class Explanation:
         """
         if not run.is_open and not summary(run.head)["timeouts"]:
             return ()
-        latest = await self._engine.store.history(run.id, after=max(0, run.head.entries - _LATEST))
+        latest = await self._store.history(run.id, after=max(0, run.head.entries - _LATEST))
         refused: list[str] = []
         for entry in latest:
             if entry.what is Happened.RUN_REOPENED:
@@ -101,45 +121,12 @@ class Explanation:
         return refused
 
     def _troubles(self, queues: _Queues, stuck: Mapping[str, str]) -> dict[str, str]:
-        statuses = self._engine.broker.statuses()
+        statuses = self._broker.statuses()
         troubles = {f"broker {status.name}": status.trouble for status in statuses if status.trouble is not None}
-        if (why_unsent := self._engine.sending_trouble) and queues.unsent:
+        if (why_unsent := self._health.queues.no_queue_takes) and queues.unsent:
             troubles = troubles or {"the broker": why_unsent}  # it answers and seems well, but takes nothing
         troubles |= {f"queue {queue}": why for queue, why in stuck.items()}
-        return troubles | self._bridge_troubles(queues.active)
-
-    def _stuck_queues(self, active: Collection[str]) -> dict[str, str]:
-        """Return the queues that a run depends on and that do not work, and why."""
-        logical, concerned = self._engine.names.logical, {*active, *_OWN_QUEUES}
-        found = {logical(queue): why for status in self._engine.broker.statuses() for queue, why in status.stuck}
-        return {queue: why for queue, why in found.items() if queue in concerned}
-
-    def _refusals(self, unsent: Collection[str]) -> dict[str, str]:
-        """Return why the queues of unsent commands do not take them."""
-        logical = self._engine.names.logical
-        refusing = {logical(queue): why for queue, why in self._engine.refusing_queues.items()}
-        return {queue: why for queue, why in refusing.items() if queue in unsent}
-
-    def _bridge_troubles(self, queues: Collection[str]) -> dict[str, str]:
-        """Return what is wrong with the bridges that read one of these queues."""
-        return {
-            f"ponte {bridge.name}": bridge.trouble
-            for bridge in self._engine.bridges
-            if bridge.trouble is not None and not self._bridged[bridge.name].isdisjoint(queues)
-        }
-
-    def _missing_bridges(self, audiences: Mapping[str, Audience]) -> list[str]:
-        """Return the kinds of bridges that a run needs and that no engine seems to run.
-
-        Where consumers are not counted, another engine may run one.
-        """
-        here, is_sole = {bridge.name for bridge in self._engine.bridges}, self._engine.is_sole()
-        unheard = (0, None) if is_sole else (0,)
-        return [
-            f"no bridge to {kind} runs here (is {_SETTINGS[kind]} set where engines run?)"
-            for kind, queues in self._bridged.items()
-            if kind not in here and any(audiences[queue].consumers in unheard for queue in queues & audiences.keys())
-        ]
+        return troubles | self._bridges.troubles(queues.active)
 
     async def _audiences(self, queues: Collection[str], stuck: Collection[str]) -> dict[str, Audience]:
         """Return the consumers and messages of queues, as far as they are known.
@@ -147,7 +134,7 @@ class Explanation:
         A broker that is away may be what the run waits for. When one of several is silent, a queue that the others lack
         may still be there.
         """
-        names, broker = self._engine.names, self._engine.broker
+        names, broker = self._queues.names, self._broker
         try:
             states = await broker.queues([names.physical(queue) for queue in queues])
         except BrokerError:
@@ -156,20 +143,12 @@ class Explanation:
         seen = {names.logical(state.queue): _audience(state) for state in states}
         all_answer = all(status.trouble is None for status in broker.statuses())
         found = dict.fromkeys((queue for queue in queues if all_answer and queue not in stuck), unseen) | seen
-        bridged = set().union(*self._bridged.values()) & found.keys()
+        bridged = self._bridges.queues & found.keys()
         return found | {queue: found[queue]._replace(is_bridged=True) for queue in bridged}
-
-    async def _foreign(self, queue: str, destinations: Mapping[str, Bridge]) -> dict[str, ForeignQueue]:
-        """Return the known queues behind a bridge, by the URL of their destination."""
-        system = next((one for one in self._engine.foreign_queues if queue in self._bridged[one.name]), None)
-        if system is None or self._bridge_troubles([queue]):
-            return {}
-        found = await asyncio.gather(*map(system.state_of, destinations.values()))
-        return {url: each for url, each in zip(destinations, found, strict=True) if each is not None}
 
     async def _searched(self, run: Run, queue: str, audience: Audience) -> Audience:
         """Return an audience with the run's own dead letters, where these are few and the broker lets us peek."""
-        if not (self._engine.broker.capabilities.peeks and 0 < audience.dead_letters <= _MOST_DEAD_LETTERS):
+        if not (self._broker.capabilities.peeks and 0 < audience.dead_letters <= _MOST_DEAD_LETTERS):
             return audience
         try:
             return audience._replace(own_dead_letters=await self._dead_letters.commands_of(run, queue))

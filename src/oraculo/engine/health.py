@@ -1,15 +1,19 @@
 """The health of each part that an engine needs, in words for people and for `/health/ready`."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from oraculo.engine.consumers import EngineConsumers
-from oraculo.errors import OraculoError
-from oraculo.ports.broker import Broker, BrokerStatus
+from oraculo.engine.cluster.peers import Peers
+from oraculo.engine.decide.intake import Intake
+from oraculo.engine.queues.trouble import QueueTrouble
+from oraculo.engine.results.get import ResultReader
+from oraculo.engine.results.put import ResultWriter
+from oraculo.errors import OraculoError, StoreError, StoreUnavailable
+from oraculo.ports.objects import Objects
+from oraculo.ports.store import Storage
 
 _PATIENCE = 5.0
-_UNKNOWN_WHY = "its consumer gets nothing, and is made again"
 
 
 class Health(NamedTuple):
@@ -19,47 +23,100 @@ class Health(NamedTuple):
     is_ready: bool  # able to take work; with several brokers one that works is enough
 
 
-async def broker_health(broker: Broker) -> Health:
-    """Return the health of the brokers."""
-    broken = await fault_of(broker.check)
-    statuses = broker.statuses()
-    parts = {f"broker {status.name}": _status_trouble(status) for status in statuses}
-    if len(statuses) == 1:
-        parts[f"broker {statuses[0].name}"] = broken or _status_trouble(statuses[0])
-    return Health(parts, broken is None and not any(status.deaf for status in statuses))
+class Lifecycle:
+    """The state of an engine between its start and its stop."""
+
+    def __init__(self) -> None:
+        self.accepting = False
+        self.not_started: str | None = "the start has not begun"  # why nothing can be asked yet
+
+    def expect_started(self) -> None:
+        """Raise StoreUnavailable until the start has ended, because nothing can be read before."""
+        if self.not_started is not None:
+            raise StoreUnavailable(f"the server is starting: {self.not_started}")
+
+    def expect_accepting(self) -> None:
+        if not self.accepting:
+            raise StoreUnavailable("the engine is starting or stopping; try again in a moment")
 
 
-def unheard_queue(queue: str, statuses: Sequence[BrokerStatus], failure: str | None) -> str | None:
-    """Return why no broker brings messages of a queue, or None.
+class LargeResults(NamedTuple):
+    """The result store, with its reader and writer."""
 
-    `failure` is why the last consumer ended.
-    """
-    told = []
-    for status in statuses:
-        if status.trouble is None and queue in status.deaf:
-            why = dict(status.unread + status.paused).get(queue) or failure or _UNKNOWN_WHY
-            told.append(f"of {status.name}: {why}" if len(statuses) > 1 else why)
-    return "; ".join(told) or failure
+    objects: Objects | None
+    get: ResultReader
+    put: ResultWriter
 
-
-def reading_trouble(queues: EngineConsumers) -> str | None:
-    """Return which own queues nobody reads, or None."""
-    if not (missing := queues.without_consumer):
-        return None
-    return f"nobody reads {', '.join(missing)}: a consumer is being made{_last_failure(queues.unread.values())}"
+    async def health(self) -> dict[str, str | None]:
+        if self.objects is None:
+            return {} if self.get.trouble is None else {"objects": self.get.trouble}
+        # A failing one leaves large results in the store.
+        return {f"objects {self.objects.name}": self.put.trouble or await fault_of(self.objects.check)}
 
 
-def _status_trouble(status: BrokerStatus) -> str | None:
-    if status.trouble is None and status.deaf:
-        failure = _last_failure(why for _, why in status.unread)
-        pauses = "".join(f"; {queue}: {why}" for queue, why in status.paused)
-        return f"heard nothing on {', '.join(status.deaf)}: the consumer is being made again{failure}{pauses}"
-    return status.trouble
+class EngineHealth:
+    """The health of one engine. `others`: parts that it can do without, each with what is wrong."""
 
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        store: Storage,
+        peers: Peers,
+        intake: Intake,
+        queues: QueueTrouble,
+        results: LargeResults,
+        others: Sequence[Callable[[], Mapping[str, str | None]]],
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._store = store
+        self._peers = peers
+        self._intake = intake
+        self.queues = queues
+        self._results = results
+        self._others = others
 
-def _last_failure(reasons: Iterable[str]) -> str:
-    told = "; ".join(dict.fromkeys(reasons))
-    return f"; the last one failed: {told}" if told else ""
+    async def look(self) -> Health:
+        """Return the health of all parts, which are asked at once."""
+        if self._lifecycle.not_started is not None:
+            return Health({"engine": self._lifecycle.not_started}, is_ready=False)
+        is_taking = self._lifecycle.accepting
+        own = {"engine": self._intake.trouble if is_taking else "not taking work: it is starting or stopping"}
+        broken, store, results, engines = await asyncio.gather(
+            fault_of(self.queues.broker.check), fault_of(self._store.check), self._results.health(), self._engines()
+        )
+        if self._peers.is_engine:
+            own["consumers"] = self.queues.own_without_consumer
+        own[f"store {self._store.name}"] = store
+        others = {name: why for look in self._others for name, why in look().items()}
+        is_ready = broken is None and not self.queues.hears_badly and not any(own.values())
+        return Health(self.queues.of_brokers(broken) | own | results | engines | others, is_ready)
+
+    async def engines(self) -> Sequence[str]:
+        """Return the living engines that share the store."""
+        return await self._peers.living()
+
+    @property
+    def is_sole(self) -> bool:
+        """Return whether nobody else changes runs, as far as is known."""
+        return self._peers.is_sole
+
+    async def standstill(self) -> str | None:
+        """Return why nothing is decided now. A front counts on the engines for timers and answers."""
+        if self._peers.is_engine or self._intake.trouble is not None:
+            return self._intake.trouble
+        return await fault_of(self._expect_engines)
+
+    async def _engines(self) -> dict[str, str | None]:
+        if self._peers.is_engine:
+            return {}
+        return {"engines": await fault_of(self._expect_engines) or self.queues.unheard_answers}
+
+    async def _expect_engines(self) -> None:
+        if not await self.engines():
+            raise StoreError(
+                "no engine gives a sign of life: runs are accepted, and wait; start one, or see by its own "
+                "/health/ready whether the store takes its writes"
+            )
 
 
 async def fault_of(check: Callable[[], Awaitable[object]]) -> str | None:

@@ -74,7 +74,7 @@ class Wish:
     run_id: str
     event: Event
     done: "asyncio.Future[Verdict | None]"
-    is_set_aside: bool = False  # it waits for its turn, because its run is wide
+    is_set_aside: bool = False  # it waits for its turn, because its run is wide or rests
 
 
 @dataclass(slots=True, eq=False)
@@ -139,22 +139,9 @@ def is_withdrawn(one: Input) -> bool:
     return not isinstance(one, Arrived) and one.done is not None and one.done.cancelled()
 
 
-class Rest(NamedTuple):
-    """A pause of a run, during which its inputs gather.
-
-    It ends after some seconds, or with enough inputs, or when an operator or a timer waits for one of them. After a
-    lost race only its time ends it.
-    """
-
-    seconds: float
-    enough: float = inf
-    after_loss: bool = False
-
-
 class _Held(NamedTuple):
     """The inputs of a run that rests, in their order."""
 
-    rest: Rest
     timer: asyncio.TimerHandle
     inputs: list[Input]
     notes: list[Note]
@@ -164,11 +151,11 @@ class Inbox:
     """The inputs that wait for the intake.
 
     They are bounded at their source: messages by the prefetch of consumers, wishes and submissions by the callers who
-    wait, notes by the window of the outbox. `most_held` bounds the messages for runs that rest, because they take
-    places of the prefetch. With `crowded_at` inputs and notes the inbox holds back the commands of wide runs.
+    wait, notes by the window of the outbox. With `crowded_at` inputs and notes the inbox holds back the commands of
+    wide runs.
     """
 
-    def __init__(self, linger: float, most_held: float = inf, crowded_at: float = inf) -> None:
+    def __init__(self, linger: float, crowded_at: float = inf) -> None:
         self._inputs: deque[Input] = deque()
         self._notes: deque[Note] = deque()
         self._notes_are_urgent = False
@@ -179,7 +166,6 @@ class Inbox:
         self.on_eased: Callable[[], object] = lambda: None
         self._held: dict[str, _Held] = {}  # by the runs that rest
         self._lets_rest = True
-        self._most_held = most_held
         self._linger = linger
         self._waiter: asyncio.Future[None] | None = None
         self._lingering: asyncio.TimerHandle | None = None
@@ -241,37 +227,28 @@ class Inbox:
 
     # -- runs that rest -------------------------------------------------------------------------------------------
 
-    def rest(self, run_id: str, rest: Rest) -> None:
-        """Let a run rest."""
-        held = self._held.get(run_id)
-        if held is not None:
-            self._held[run_id] = held._replace(rest=rest if rest.after_loss else held.rest)
-        elif self._lets_rest:
-            timer = asyncio.get_running_loop().call_later(rest.seconds, self._end_rest, run_id)
-            self._held[run_id] = _Held(rest, timer, [], [])
+    def rest(self, run_id: str, seconds: float) -> None:
+        """Leave a run alone for some seconds, while its inputs gather."""
+        if run_id not in self._held and self._lets_rest:
+            timer = asyncio.get_running_loop().call_later(seconds, self._end_rest, run_id)
+            self._held[run_id] = _Held(timer, [], [])
 
-    def resting(self, run_ids: Iterable[str]) -> dict[str, Rest]:
-        """Return the rests of those runs that rest."""
-        return {run_id: self._held[run_id].rest for run_id in run_ids if run_id in self._held} if self._held else {}
+    def resting(self, run_ids: Iterable[str]) -> list[str]:
+        """Return those of the runs that rest."""
+        return [run_id for run_id in run_ids if run_id in self._held] if self._held else []
 
     def hold(self, run_id: str, items: Iterable[OfRun]) -> None:
-        """Keep inputs until their run has rested.
-
-        If its rest is over by now, they must not wait, not even for a turn of the loop: the next batch might leave them
-        out again.
-        """
+        """Keep inputs until their run has rested, if it still rests."""
         inputs, notes = _as_they_came(items)
         held = self._held.get(run_id)
         if held is None:
             self.put(inputs)
             self.note(notes)
-            return
-        held.inputs.extend(inputs)
-        held.notes.extend(notes)
-        somebody_waits = any(not isinstance(one, Arrived) for one in inputs) and not held.rest.after_loss
-        is_full = sum(len(each.inputs) for each in self._held.values()) >= self._most_held and not held.rest.after_loss
-        if somebody_waits or is_full or len(held.inputs) >= held.rest.enough:
-            self._end_rest(run_id)
+        else:
+            held.inputs.extend(inputs)
+            held.notes.extend(notes)
+            for wish in (one for one in inputs if isinstance(one, Wish)):
+                wish.is_set_aside = True
 
     def _end_rest(self, run_id: str) -> None:
         """Put what was held before everything else, which could otherwise make the run rest again."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import importlib.resources
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from enum import StrEnum
@@ -30,9 +30,9 @@ from oraculo.pipeline.text import read_pipeline
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock
 from oraculo.ports.registry import Registry
-from oraculo.ports.telemetry import LoopFailed, PipelineFileMended, PipelineFileRejected, Telemetry
+from oraculo.ports.telemetry import LoopFailed, PipelineFileMended, PipelineFileRejected, Silent, Telemetry
 from oraculo.ports.threads import handed_over
-from oraculo.settings import LimitSettings
+from oraculo.settings import Settings
 from oraculo.wire import naming
 from oraculo.wire.naming import QueueNames
 
@@ -57,26 +57,23 @@ class PipelineCatalogue:
 
     def __init__(
         self,
-        routes: Mapping[str, Sequence[str]],
-        folder: str,
-        default_retry: RetryPolicy,
-        default_timeout: float,
-        threads: Executor | None = None,
+        settings: Settings,
         telemetry: Telemetry | None = None,
+        threads: Executor | None = None,
         reader: Executor | None = None,
-        queues: QueueRules | None = None,
-        limits: LimitSettings | None = None,
     ) -> None:
-        self._limits = limits or LimitSettings()
-        self._queues = queues or QueueRules()
-        self.routes = routes
+        self._limits = settings.limits
+        self.rules = QueueRules(settings.queues.allow, settings.bridges_allow)
+        self.routes = settings.routes
+        self._telemetry = telemetry or Silent()
         self._threads = threads
         self._reader = reader
-        self._telemetry = telemetry
-        self._folder = PipelineFolder(Path(folder), default_retry, default_timeout, self._queues) if folder else None
+        self._default_retry, self._default_timeout = settings.runs.retry, settings.runs.timeout
+        self._folder: PipelineFolder | None = None
+        if settings.pipelines:
+            folder = Path(settings.pipelines)
+            self._folder = PipelineFolder(folder, self._default_retry, self._default_timeout, self.rules)
         self.bad_files: tuple[BadFile, ...] = ()
-        self._default_retry = default_retry
-        self._default_timeout = default_timeout
         self._layers: dict[Origin, dict[str, Definition]] = {origin: {} for origin in Origin}
         self._merged: dict[str, Definition] = {}
         self._stored: Mapping[str, _Stored] = {}  # the readable pipelines of users
@@ -92,7 +89,7 @@ class PipelineCatalogue:
         """Return the queues that known pipelines and routes send to, and may."""
         steps = {step.queue for definition in self._merged.values() for step in definition.steps}
         named = steps | {queue for route in self.routes.values() for queue in map(queue_of, route)}
-        return {queue for queue in named if naming.is_own_queue(queue) or self._queues.fault(queue) is None}
+        return {queue for queue in named if naming.is_own_queue(queue) or self.rules.fault(queue) is None}
 
     def origin(self, name: str) -> Origin:
         return next(origin for origin in reversed(Origin) if name in self._layers[origin])
@@ -110,10 +107,9 @@ class PipelineCatalogue:
     def _bad_file(self, name: str) -> BadFile | None:
         return next((bad for bad in self.bad_files if bad.pipeline == name), None)
 
-    @property
-    def folder_trouble(self) -> str | None:
-        """The pipeline files that are not used and why, for people; None when all are."""
-        return "; ".join(map(str, self.bad_files)) or None
+    def health(self) -> dict[str, str | None]:
+        """Return the pipeline files that are not used and why, if there are any."""
+        return {"pipelines": "; ".join(map(str, self.bad_files))} if self.bad_files else {}
 
     def get(self, name: str) -> Definition:
         """Return a pipeline. Raise NotFound or WrittenByNewer."""
@@ -172,7 +168,7 @@ class PipelineCatalogue:
                 readable[name] = body, decode_definition(body)
             except WrittenByNewer as error:
                 unreadable[name] = error
-                if name not in self._unreadable and self._telemetry is not None:
+                if name not in self._unreadable:
                     self._telemetry.emit(LoopFailed("pipelines", f"'{name}' cannot be used here: {error}"))
             await asyncio.sleep(0)  # many may be new, and the decoder would block other threads too
         self._unreadable = unreadable
@@ -197,8 +193,6 @@ class PipelineCatalogue:
         before, self.bad_files = self.bad_files, contents.bad
         self._layers[Origin.FOLDER] = dict(contents.definitions)
         self._merge()
-        if self._telemetry is None:
-            return
         for bad in contents.bad:
             if bad not in before:
                 self._telemetry.emit(PipelineFileRejected(bad.file, bad.pipeline, bad.reason, bad.in_use))
@@ -233,7 +227,7 @@ class PipelineCatalogue:
             name=name,
             default_retry=self._default_retry,
             default_timeout=self._default_timeout,
-            queue_fault=self._queues.step_fault,
+            queue_fault=self.rules.step_fault,
         )
         return await handed_over(self._reader, read)
 

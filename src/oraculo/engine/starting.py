@@ -63,5 +63,5 @@ class Starting:
             self.on_failure(error)
 
     def _stop_process(self, error: BaseException) -> None:
-        self._engine.telemetry.emit(LoopFailed("start", str(error)))
+        self._engine.ports.telemetry.emit(LoopFailed("start", str(error)))
         signal.raise_signal(signal.SIGTERM)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from oraculo.core.chunks import pages
 from oraculo.core.run import RunStatus
 from oraculo.engine.decide.cache import Plans
-from oraculo.engine.results.reader import ResultReader
+from oraculo.engine.results.get import ResultReader
 from oraculo.errors import WrittenByNewer
 from oraculo.ports.readable import readable
 from oraculo.ports.store import Store

@@ -28,7 +28,6 @@ class Capabilities(msgspec.Struct, frozen=True):
     counts_consumers: bool  # QueueState.consumers is known
     peeks: bool = False  # reading dead letters hides them from nobody else
     drops_repeats: bool = False  # for a while, it drops a second message with the same key
-    removes_safely: bool = True  # `remove_unused` loses no message that arrives meanwhile
     lists_queues: bool = True  # `queues()` returns all of them, not only those that this process used
     max_message: int | None = None  # bytes, by the server's settings; None: unknown or irrelevant
 

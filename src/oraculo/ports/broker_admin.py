@@ -101,14 +101,6 @@ class BrokerAdmin(Protocol):
         """
         ...
 
-    async def remove_unused(self, queues: Sequence[str]) -> Sequence[str]:
-        """Delete each queue that has no consumer, no message, no delayed message and no dead letter.
-
-        Returns the queues that are gone, including those that never existed. Without `Capabilities.removes_safely` the
-        caller must have no message on its way to these queues.
-        """
-        ...
-
 
 class FullBroker(Broker, BrokerAdmin, Protocol):
     """A whole broker adapter. Callers that use a part of it ask for that part's Protocol."""

@@ -138,12 +138,6 @@ class RunsPruned(Record, frozen=True, gc=False):
     count: int
 
 
-class QueuesRemoved(Record, frozen=True, gc=False):
-    """Queues that requests had created were removed, because nobody used them any more."""
-
-    queues: tuple[str, ...]
-
-
 class Telemetry(Protocol):
     def emit(self, record: Record) -> None:
         """Hand a record to the subscribers. Never raises and never blocks."""

@@ -83,7 +83,6 @@ class QueueSettings(Section, frozen=True):
     allow: Patterns = ()  # queues that requests, pipelines and calls may name; empty: all but system queues
     new_per_request: Count = 100  # new queues that one request may name; more: 422
     new_per_minute: Count = 600  # new queues that all requests to one process may name in a minute; more: 429
-    remove_after: Pause = 86400.0  # time without use after which a queue made for a request is removed; 0: never
 
 
 class StoreSettings(Section, frozen=True):

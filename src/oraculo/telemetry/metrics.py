@@ -17,7 +17,6 @@
 | `oraculo_loop_failures_total` | counter | duty | errors in a background duty, which goes on |
 | `oraculo_pipeline_files_rejected_total` | counter | | files of the pipelines folder that became invalid |
 | `oraculo_runs_pruned_total` | counter | | ended runs deleted by retention |
-| `oraculo_queues_removed_total` | counter | | unused queues removed that were made for requests |
 | `oraculo_consumers_rebuilt_total` | counter | broker, queue | deaf consumers replaced |
 | `oraculo_broker_losses_total` | counter | broker | losses of a broker |
 | `oraculo_runs_sent_again_total` | counter | broker | runs whose commands were sent again after a loss |
@@ -66,7 +65,6 @@ from oraculo.ports.telemetry import (
     LoopFailed,
     PipelineFileRejected,
     PublishFailed,
-    QueuesRemoved,
     Record,
     RunFinished,
     RunsPruned,
@@ -160,7 +158,6 @@ class Metrics(Collector):
         self._broker_losses = _Counter("oraculo_broker_losses", "Times that a broker was lost.", ("broker",))
         self._sent_again = _Counter("oraculo_runs_sent_again", "Runs taken back from a lost broker.", ("broker",))
         self._pruned = _Counter("oraculo_runs_pruned", "Ended runs deleted by retention.")
-        self._removed = _Counter("oraculo_queues_removed", "Queues made for requests and removed as unused.")
         self._bad_files = _Counter("oraculo_pipeline_files_rejected", "Pipeline files that became bad.")
         self._engines: int | None = None
         self._queue_names = _BoundedNames(MAX_QUEUES)
@@ -236,7 +233,6 @@ class Metrics(Collector):
             DeliveryAttempted: lambda record: self._deliveries.add(1, record.channel, record.outcome),
             LoopFailed: lambda record: self._loop_failures.add(1, record.duty),
             RunsPruned: lambda record: self._pruned.add(record.count),
-            QueuesRemoved: lambda record: self._removed.add(len(record.queues)),
             PipelineFileRejected: lambda _record: self._bad_files.add(1),
             ConsumerRebuilt: lambda record: self._rebuilt.add(1, record.broker, label(record.queue)),
             BrokerChanged: lambda record: self._broker_losses.add(1 if record.trouble else 0, record.broker),

@@ -18,7 +18,6 @@ from collections.abc import Awaitable
 
 from oraculo.errors import BrokerUnavailable
 from oraculo.ports.broker import Consumer, Outgoing, publish_all
-from oraculo.ports.broker_admin import FullBroker
 from oraculo.testing.broker_dead_letters import BrokerDeadLetters
 from oraculo.wire.naming import dlq_of
 
@@ -458,73 +457,6 @@ class BrokerSuite(BrokerDeadLetters):
             await broker.remove([self.fresh_name()])
             consumer = await broker.consume(queue, prefetch=1)
             assert (await self.take_one(consumer)).body == b"kept"
-
-    async def test_a_queue_that_is_empty_and_that_nobody_reads_is_removed_as_unused(self) -> None:
-        async with self.running() as (broker, queue):
-            consumer = await broker.consume(queue, prefetch=1)
-            await publish_all(broker, [Outgoing(queue, b"read")])
-            await consumer.ack([await self.take_one(consumer)])
-            await self.let_go(broker, consumer, queue)
-            assert [*await broker.remove_unused([queue])] == [queue]
-            assert not await broker.queues([queue])
-            await publish_all(broker, [Outgoing(queue, b"made again")])
-            assert (await self.take_one(await broker.consume(queue, prefetch=1))).body == b"made again"
-
-    async def test_a_queue_with_a_message_is_not_removed_as_unused(self) -> None:
-        async with self.running() as (broker, queue):
-            dead, delayed = self.fresh_name(), self.fresh_name()
-            await publish_all(broker, [Outgoing(queue, b"waits"), Outgoing(dead, b"letter", reason="bad")])
-            consumer = await broker.consume(delayed, prefetch=1)
-            await publish_all(broker, [Outgoing(delayed, b"later")])
-            await consumer.retry(await self.take_one(consumer), 60, "later")
-            await self.let_go(broker, consumer, delayed)
-            await self.state_where(broker, queue, lambda state: state.ready == 1)
-            await self.state_where(broker, dead, lambda state: state.dead_letters == 1)
-            await self.state_where(broker, delayed, lambda state: state.ready == 1)
-            assert not await broker.remove_unused([queue, dead, delayed])
-            assert (await self.take_one(await broker.consume(queue, prefetch=1))).body == b"waits"
-            assert [letter.body for letter in await broker.dead_letters(dead, limit=2)] == [b"letter"]
-
-    async def test_a_queue_that_somebody_reads_is_not_removed_as_unused(self) -> None:
-        async with self.running() as (broker, queue):
-            consumer = await broker.consume(queue, prefetch=1)
-            taking = asyncio.create_task(self.take_one(consumer))
-            await asyncio.wait({taking}, timeout=self.quiet)
-            assert not await broker.remove_unused([queue])
-            await publish_all(broker, [Outgoing(queue, b"still there")])
-            assert (await taking).body == b"still there"
-
-    async def test_what_is_published_while_a_queue_is_removed_as_unused_is_not_lost(self) -> None:
-        async with self.running() as (broker, queue):
-            if not broker.capabilities.removes_safely:
-                raise unittest.SkipTest("whoever removes must see to it that nothing is published meanwhile")
-            for number in range(40):
-                publishing = self._published(broker, queue, b"%d" % number, after=number * 0.0002)
-                await asyncio.gather(publishing, broker.remove_unused([queue]))
-                consumer = await broker.consume(queue, prefetch=1)
-                delivery = await self.take_one(consumer)
-                assert delivery.body == b"%d" % number
-                await consumer.ack([delivery])
-                await self.let_go(broker, consumer, queue)
-
-    async def _published(self, broker: FullBroker, queue: str, body: bytes, *, after: float) -> None:
-        """Publish as the engine does: again, while the queue does not take it."""
-        await asyncio.sleep(after)
-        async with asyncio.timeout(self.patience):
-            while True:
-                try:
-                    await publish_all(broker, [Outgoing(queue, body)])
-                except BrokerUnavailable:
-                    await asyncio.sleep(0.01)
-                else:
-                    return
-
-    async def let_go(self, broker: FullBroker, consumer: Consumer, queue: str) -> None:
-        """Close a consumer, and return when the broker no longer counts it, if it counts any."""
-        await consumer.close()
-        await self.eventually(
-            lambda: broker.queues([queue]), lambda states: not any(state.consumers for state in states)
-        )
 
     async def test_removing_a_queue_is_no_loss(self) -> None:
         async with self.running() as (broker, queue):

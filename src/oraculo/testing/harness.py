@@ -7,8 +7,8 @@ import msgspec
 
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.engine.deliver.webhooks import Post
-from oraculo.engine.operations import Operations
-from oraculo.engine.service import Engine, Role
+from oraculo.engine.ports import Ports
+from oraculo.engine.wiring import Role, make_engine
 from oraculo.ports.broker import Outgoing, publish_all
 from oraculo.ports.broker_admin import FullBroker
 from oraculo.ports.clock import Clock, Entropy, SystemClock, SystemEntropy
@@ -38,7 +38,6 @@ class Harness:
         broker: FullBroker | None = None,
         store: Storage | None = None,
         objects: Objects | None = None,
-        earlier_objects: Objects | None = None,
         clock: Clock | None = None,
         entropy: Entropy | None = None,
         telemetry: Telemetry | None = None,
@@ -49,19 +48,10 @@ class Harness:
         self.clock = clock or SystemClock()
         self.broker = broker or MemoryBroker(clock=self.clock, delivery_limit=self.settings.broker.delivery_limit)
         self.store = store or SqliteStore(MEMORY)
-        self.engine = Engine(
-            self.settings,
-            self.broker,
-            self.store,
-            clock=self.clock,
-            entropy=entropy or SystemEntropy(),
-            telemetry=telemetry or Silent(),
-            objects=objects,
-            earlier_objects=earlier_objects,
-            post=post,
-            role=role,
-        )
-        self.operations = Operations(self.engine)
+        entropy, telemetry = entropy or SystemEntropy(), telemetry or Silent()
+        ports = Ports(self.broker, self.store, self.clock, entropy, telemetry, objects, post)
+        self.engine = make_engine(self.settings, ports, role=role)
+        self.operations = self.engine.operations
         # As in production, workers use the result store only when its URL is set.
         shared = objects if self.settings.objects.url else None
         self.workers = [
@@ -131,7 +121,7 @@ class Harness:
     async def publish(self, queue: str, message: dict[str, Any] | bytes) -> None:
         """Put a message on a queue, as a program without the SDK does."""
         body = message if isinstance(message, bytes) else msgspec.json.encode(message)
-        await publish_all(self.broker, [Outgoing(self.engine.names.physical(queue), body)])
+        await publish_all(self.broker, [Outgoing(self.engine.parts.queues.names.physical(queue), body)])
 
 
 def _decoded(aggregate: bytes) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from itertools import islice
 REQUESTS = "orquestrador"
 ANSWERS = "resultados"
 MEMORY = "oraculo.memoria"  # a queue that nobody reads; a broker without it has lost its memory
-MADE = "oraculo.filas"  # the queues that engines declared for requests, to remove them when nobody uses them
 DLQ_SUFFIX = ".dlq"
 COLLECTOR_PREFIX = "escavador"
 PROCESSOR_PREFIX = "executador"
@@ -212,7 +211,6 @@ class QueueNames:
         self.requests = prefix + REQUESTS
         self.answers = prefix + ANSWERS
         self.memory = prefix + MEMORY
-        self.made = prefix + MADE
 
     def physical(self, queue: str) -> str:
         return self.prefix + queue

@@ -48,7 +48,7 @@ class BullStage(Stage):
         self.aloud = Aloud()
         self.bridge = self.new_bridge()
         self.queues = BullmqQueues(settings.bullmq)
-        self.engine.foreign_queues = [self.queues]
+        self.engine.parts.bridges.foreign_queues = [self.queues]
         self.redis: Any = Redis.from_url(settings.bullmq.url, decode_responses=True)
 
     def new_bridge(self) -> BullmqBridge:

@@ -52,7 +52,6 @@ class FailoverBroker:
             counts_consumers=all(one.counts_consumers for one in each),
             peeks=all(one.peeks for one in each),
             drops_repeats=all(one.drops_repeats for one in each),
-            removes_safely=all(one.removes_safely for one in each),
             lists_queues=all(one.lists_queues for one in each),
         )
 
@@ -295,13 +294,6 @@ class FailoverBroker:
         for queue in queues:
             self._declared.pop(queue, None)
         await self._with_each(lambda broker: broker.remove(queues))
-
-    async def remove_unused(self, queues: Sequence[str]) -> Sequence[str]:
-        """Remove queues from every broker that works. Return those that none of these has any more."""
-        for queue in queues:
-            self._declared.pop(queue, None)
-        gone = [set(names) for _, names in await self._with_each(lambda broker: broker.remove_unused(queues))]
-        return [queue for queue in queues if all(queue in each for each in gone)]
 
     async def _for_owners(self, ids: Sequence[str], call: Callable[[FullBroker, list[str]], Awaitable[int]]) -> int:
         """Ask each broker for its own dead letters. Raises its refusal only after all were asked."""

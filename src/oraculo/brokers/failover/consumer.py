@@ -56,9 +56,8 @@ class FailoverConsumer:
             consuming = member.broker.consume(self.queue, prefetch=self._prefetch)
             self._inner[member] = await member.attempt(consuming)
         except Exception as error:  # noqa: BLE001 - an adapter's fault must not end the feed
-            member.note_unread(self.queue, error)
+            member.note_unread(self.queue, error, was_read=False)
             return False
-        member.note_consumer(self.queue)
         return True
 
     async def _feed(self, member: Member) -> None:
@@ -75,7 +74,7 @@ class FailoverConsumer:
             try:
                 await self._bring(member, consumer)
             except Exception as error:  # noqa: BLE001 - an adapter's fault must not end the feed
-                member.note_unread(self.queue, error)
+                member.note_unread(self.queue, error, was_read=True)
             # The broker stays in use, because this consumer alone may have failed; probes find out. The pause also
             # slows down a message that cannot be settled, which would otherwise come again at once, forever.
             await self._drop(member, consumer)
@@ -228,7 +227,7 @@ class FailoverConsumer:
         self._out.clear()
         self._waiting.clear()
         for member in self._members:
-            member.note_closed(self.queue)
+            member.note_read(self.queue)
 
 
 def _by_owner(

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import structlog
 
-from oraculo.core.queue_health import UnreadQueues
+from oraculo.core.queue_health import QueueHealth
 from oraculo.errors import BrokerError, BrokerUnavailable, QueueUnavailable
 from oraculo.ports.broker import BrokerStatus
 from oraculo.ports.broker_admin import FullBroker
@@ -25,7 +25,7 @@ class Member:
         self.broker = broker
         self.name = broker.name
         self.trouble: str | None = "not connected yet"
-        self._unread = UnreadQueues()
+        self._unread = QueueHealth()
         self.usable = asyncio.Event()
 
     @property
@@ -35,7 +35,7 @@ class Member:
     def fail(self, error: object) -> None:
         self.trouble = str(error) or type(error).__name__
         self.usable.clear()
-        self._unread.forgive()  # consumers that are lost with their broker are not to blame
+        self._unread.clear()  # consumers that are lost with their broker are not to blame
 
     def recover(self) -> None:
         self.trouble = None
@@ -54,19 +54,13 @@ class Member:
     def why_unread(self, queue: str) -> str | None:
         return self._unread.reasons(_now()).get(queue)
 
-    def note_consumer(self, queue: str) -> None:
-        self._unread.made(queue, _now())
-
     def note_read(self, queue: str) -> None:
-        self._unread.brought(queue)
+        """Note that a message of the queue came, or that nobody wants to read it any more."""
+        self._unread.works([queue])
 
-    def note_closed(self, queue: str) -> None:
-        """Forget a queue that nobody wants to read any more."""
-        self._unread.forget(queue)
-
-    def note_unread(self, queue: str, error: Exception) -> None:
+    def note_unread(self, queue: str, error: Exception, *, was_read: bool) -> None:
         """Record that a queue could not be read while the broker works otherwise."""
-        if self.is_up and self._unread.failed(queue, why := reason_of(error), _now()):
+        if self.is_up and self._unread.note_unread(queue, why := reason_of(error), _now(), was_read=was_read):
             _log.warning("a queue cannot be read", broker=self.name, queue=queue, reason=why)
 
     async def attempt(self, call: Awaitable[T]) -> T:

@@ -21,7 +21,7 @@ from oraculo.brokers.nats.dead_letters import NatsDeadLetters
 from oraculo.brokers.nats.declare import QueueMaker
 from oraculo.brokers.nats.layout import is_queue, letter_headers, name_fault, pause_of, queue_of
 from oraculo.brokers.nats.publisher import JetStreamPublisher, request_of
-from oraculo.brokers.nats.removal import delete, delete_unused
+from oraculo.brokers.nats.removal import delete
 from oraculo.brokers.nats.replies import UNANSWERED, ApiAnswer, ApiError, Request
 from oraculo.core.chunks import pages
 from oraculo.errors import BrokerError, BrokerUnavailable, Fault, InvalidSettings, QueueDown, QueueUnavailable
@@ -410,11 +410,6 @@ class NatsBroker:
         sources = [source for source in dict.fromkeys(map(source_name, queues)) if not name_fault(source)]
         async with self._calling() as connection:
             await delete(connection, sources)
-
-    async def remove_unused(self, queues: Sequence[str]) -> Sequence[str]:
-        async with self._calling(longest=LONGEST) as connection:
-            named = [queue for queue in queues if not name_fault(queue)]
-            return [queue for queue in named if await delete_unused(connection, source_name(queue))]
 
 
 def _state(queue: str, counts: Mapping[str, int], consumer: ApiAnswer, delayed: int) -> QueueState:

@@ -16,7 +16,6 @@ from oraculo.brokers.nats.layout import (
     stream_fault,
     stream_of,
 )
-from oraculo.brokers.nats.removal import reopen_closed
 from oraculo.brokers.nats.replies import UNANSWERED, ApiAnswer, ApiError
 from oraculo.errors import BrokerError
 from oraculo.ports.broker import MAY_LOSE
@@ -67,7 +66,6 @@ class QueueMaker:
     async def _make_streams(self, connection: Connection, names: Sequence[str]) -> dict[str, ApiAnswer]:
         """Look for the streams first: JetStream compares a new one with all that it has, which takes long."""
         streams = await connection.streams(names)
-        streams |= await reopen_closed(connection, streams)
         calls = {
             name: (f"STREAM.CREATE.{stream_of(name)}", stream_config(name, self._replicas))
             for name, stream in streams.items()

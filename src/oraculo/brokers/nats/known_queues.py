@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable
 
-from oraculo.core.queue_health import TroubledQueues
+from oraculo.core.queue_health import QueueHealth
 
 MOST_KNOWN = 10_000  # queues; past it all are forgotten, and looked at again when they are next used
 STUCK_FOR = 5.0  # seconds until a queue is tried again that did not work while the server did
@@ -15,7 +15,7 @@ class KnownQueues:
 
     def __init__(self) -> None:
         self._made: set[str] = set()  # the name of a dead-letter queue stands for both
-        self._stuck = TroubledQueues(STUCK_FOR)
+        self._stuck = QueueHealth(STUCK_FOR)
         self._full = "", 0.0  # the server's words, and until when they are believed
 
     def note_made(self, queues: Iterable[str]) -> None:

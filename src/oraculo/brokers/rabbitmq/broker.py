@@ -96,7 +96,6 @@ class RabbitMQBroker:
             shared=True,
             priorities=False,
             counts_consumers=True,
-            removes_safely=False,
             lists_queues=False,
         )
 
@@ -178,14 +177,6 @@ class RabbitMQBroker:
     async def remove(self, queues: Sequence[str]) -> None:
         with self._watched():
             await self._queues.remove(queues)
-
-    async def remove_unused(self, queues: Sequence[str]) -> Sequence[str]:
-        """Remove queues after a look at them, for RabbitMQ refuses `if_empty` and `if_unused` of a quorum queue.
-
-        What is published between the two is lost, though it may be confirmed.
-        """
-        with self._watched():
-            return await self._queues.remove_unused(queues)
 
     async def check(self) -> str:
         """Ask the server something on both connections. Without its majority a node answers, and does no work."""

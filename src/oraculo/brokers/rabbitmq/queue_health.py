@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable
 
-from oraculo.core.queue_health import TroubledQueues
+from oraculo.core.queue_health import QueueHealth
 
 _SHOWN_FOR = 30.0  # seconds after the last failure
 
@@ -16,7 +16,7 @@ class StuckQueues:
 
     def __init__(self, proof_within: float | None) -> None:
         self._proof_within = proof_within
-        self._found = TroubledQueues(_SHOWN_FOR)
+        self._found = QueueHealth(_SHOWN_FOR)
         self._failing_since: float | None = None  # the first failure since a queue worked
 
     def note(self, queue: str, why: str) -> None:

@@ -320,25 +320,6 @@ class Queues:
             if not name_fault(name):
                 await self._delete([name, dlq_of(name), *self._delays_of(name)])
 
-    async def remove_unused(self, names: Iterable[str]) -> Sequence[str]:
-        """Delete the unused ones, and return those that are gone. A queue that somebody else made stays."""
-        return [name for name in names if await self._is_removed_unused(source_name(name))]
-
-    async def _is_removed_unused(self, name: str) -> bool:
-        if _is_reserved(name) or name_fault(name):
-            return False
-        beside = dlq_of(name), *self._delays_of(name)
-        # Before the queue and after it: a message that moves between two looks, either way, is seen by one of them.
-        found = [(each, await self.depth(each)) for each in (*beside, name, *beside)]
-        if any(depth is not None and (depth.messages or depth.consumers) for _, depth in found):
-            return False
-        there = {each for each, depth in found if depth is not None}
-        if name in there and await self._declare(name, self._arguments(name)) is not _Kind.OURS:
-            return False
-        await self._delete([each for each in (name, *beside) if each in there])
-        self._forget((name, *beside))
-        return True
-
     async def _delete(self, names: Sequence[str]) -> None:
         for name in names:
             await self._call("queue_delete", queue=name)

@@ -39,7 +39,7 @@ from oraculo.brokers.redis_streams.layout import (
     text,
 )
 from oraculo.brokers.redis_streams.room import LOOKS, Room, eviction_of, evicts, room_of, size_of
-from oraculo.brokers.redis_streams.scripts import LAST_ID, LETTERS, PAGE, REDRIVE, REMOVE_UNUSED, TIDY, UPKEEP
+from oraculo.brokers.redis_streams.scripts import LAST_ID, LETTERS, PAGE, REDRIVE, TIDY, UPKEEP
 from oraculo.brokers.redis_streams.server import (
     ERRORS,
     Server,
@@ -246,18 +246,6 @@ class RedisStreamsBroker:
             source, dlq = source_name(queue), dlq_name(queue)
             await self._server.ask("UNLINK", *dict.fromkeys((*keys(source), *keys(dlq))))
             self._server.forget((source, dlq))
-
-    async def remove_unused(self, queues: Sequence[str]) -> Sequence[str]:
-        """Remove unused queues, each in one step on the server.
-
-        A consumer counts as present while the group has its name, because a plain client that waits may be silent.
-        """
-        gone: list[str] = []
-        for queue in queues:
-            if await self._server.run(REMOVE_UNUSED, list(keys(source_name(queue))), repeatable=False):
-                self._server.forget((source_name(queue), dlq_name(queue)))
-                gone.append(queue)
-        return gone
 
     async def check(self) -> str:
         """Return the server's version and warnings.

@@ -223,27 +223,6 @@ return 0
 """
 )
 
-# KEYS: stream, delayed, dlq. Deletes them when they are empty and no group has a consumer.
-# A key of another type belongs to somebody else and stays. Returns 1 when they are gone.
-REMOVE_UNUSED = Script.of(
-    """
-for place, kind in ipairs({'stream', 'zset', 'stream'}) do
-    local there = redis.call('TYPE', KEYS[place]).ok
-    if there ~= 'none' then
-        if there ~= kind then return 0 end
-        if redis.call(kind == 'zset' and 'ZCARD' or 'XLEN', KEYS[place]) > 0 then return 0 end
-        for _, group in ipairs(kind == 'stream' and redis.call('XINFO', 'GROUPS', KEYS[place]) or {}) do
-            for i = 1, #group, 2 do
-                if group[i] == 'consumers' and group[i + 1] > 0 then return 0 end
-            end
-        end
-    end
-end
-redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3])
-return 1
-"""
-)
-
 # Deletes delivered and acked messages of a stream that has no group but ours: another group may not have read them.
 # Everything from the first pending or undelivered message on stays. Whole blocks go first, up to the limit; below the
 # limit, an exact cut removes the little that is left. Returns how many messages the stream still has.

@@ -73,10 +73,7 @@ class _Loss(_Absence):
 
 
 class BrokerWatch:
-    """The loop that looks at all brokers.
-
-    `acts`: it sends lost commands again. Otherwise it only logs how the brokers are.
-    """
+    """The loop that looks at all brokers. Engines send lost commands again; an API only logs how the brokers are."""
 
     def __init__(
         self,
@@ -87,10 +84,8 @@ class BrokerWatch:
         clock: Clock,
         telemetry: Telemetry,
         poll: float,
-        *,
-        acts: bool = True,
     ) -> None:
-        self._acts = acts
+        self._acts = peers.is_engine
         self._broker = broker
         self._store = store
         self._inbox = inbox

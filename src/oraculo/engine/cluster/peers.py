@@ -20,7 +20,7 @@ _LOOK_AGAIN = 1.0
 
 
 class Peers:
-    """The engines that are alive, this one among them.
+    """The engines that are alive, this one among them unless it is only an API.
 
     `is_well` returns whether this engine decides now. One that does not gives no sign of life, and others do its work.
     """
@@ -32,16 +32,18 @@ class Peers:
         telemetry: Telemetry,
         name: str,
         poll: float,
-        is_well: Callable[[], bool] = lambda: True,
+        *,
+        is_engine: bool = True,
     ) -> None:
         self.name = name
+        self.is_engine = is_engine
+        self.is_well: Callable[[], bool] = lambda: True
         self.engines: Sequence[str] = (name,)
         self.has_apis_beside = False  # they decide and send too, and are not counted among the engines
         self._store = store
         self._clock = clock
         self._telemetry = telemetry
         self._poll = poll
-        self._is_well = is_well
         self.ttl = max(TTL, TTL * poll)
         self.departures = 0  # how often others were found to have gone
         self.clock_fault: str | None = None
@@ -50,6 +52,16 @@ class Peers:
     @property
     def is_alone(self) -> bool:
         return len(self.engines) == 1
+
+    @property
+    def is_sole(self) -> bool:
+        """Return whether nobody else changes runs, as far as is known."""
+        return self.is_engine and self.is_alone
+
+    @property
+    def decides_alone(self) -> bool:
+        """Return whether no other process decides, not even an API that was started beside this engine."""
+        return self.is_sole and not self.has_apis_beside
 
     def rank(self, run_id: str) -> int:
         """Return how many engines come before this one in the care of a run.
@@ -66,8 +78,10 @@ class Peers:
         """Give the first sign of life.
 
         `alone_for`: a broker that lives inside one process. Raise StoreError when other engines use the store then,
-        because they would not share its queues.
+        because they would not share its queues. An API joins no engines.
         """
+        if not self.is_engine:
+            return
         await self.attend()
         if alone_for is None:
             return
@@ -108,7 +122,7 @@ class Peers:
 
     async def run(self) -> None:
         while True:
-            if self._is_well():
+            if self.is_well():
                 await self._attend_and_report()
             else:  # only the store keeps an engine from deciding
                 self._is_store_away = True
@@ -125,8 +139,12 @@ class Peers:
             self._telemetry.emit(StoreBack(self._store.name))
 
     async def depart(self) -> None:
-        with suppress(OraculoError):  # the others notice in time
-            await self._store.depart(self.name)
+        if self.is_engine:
+            with suppress(OraculoError):  # the others notice in time
+                await self._store.depart(self.name)
+
+    def health(self) -> dict[str, str | None]:
+        return {"clock": self.clock_fault} if self.clock_fault else {}
 
 
 def _weight(engine: str, run_id: str) -> bytes:

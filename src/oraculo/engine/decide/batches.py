@@ -1,6 +1,6 @@
 """The contents of one batch, and the decision for each run in it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TypeGuard
@@ -8,7 +8,7 @@ from typing import TypeGuard
 from oraculo.core.events import BrokerLost, Cancelled, Repeated, RunDue
 from oraculo.core.machine import Verdict
 from oraculo.core.run import Changes
-from oraculo.engine.inbox import AnswerInput, Arrived, Note, OfRun, Rest, Submission, WideInput, Wish
+from oraculo.engine.inbox import AnswerInput, Arrived, Note, OfRun, Submission, WideInput, Wish
 from oraculo.ports.telemetry import AnswerTaken
 
 MOST_TASKS = 5000  # created, cancelled or repeated in one commit, for which everything else waits
@@ -27,11 +27,6 @@ class Decision:
     changes: Changes
     was_open: bool
     verdicts: list[tuple[OfRun, Verdict, str]] = field(default_factory=list)
-
-    @property
-    def is_of_notes(self) -> bool:
-        """Return whether nothing in it came from outside the engine."""
-        return all(isinstance(item, Note) for item, _, _ in self.verdicts)
 
     @property
     def ends_it(self) -> bool:
@@ -89,17 +84,9 @@ class Batch:
         if not items:
             del self.by_run[wish.run_id]
 
-    def leave_out(self, resting: Mapping[str, Rest]) -> None:
-        """Take out what is for runs that rest.
-
-        Notes stay, unless the run lost a race: they are few, and say what must not be done again.
-        """
-        for run_id, rest in resting.items():
-            items = self.by_run.pop(run_id)
-            notes = [] if rest.after_loss else [item for item in items if isinstance(item, Note)]
-            others = [item for item in items if rest.after_loss or not isinstance(item, Note)]
-            self.by_run |= {run_id: list[OfRun](notes)} if notes else {}
-            self.resting |= {run_id: others} if others else {}
+    def leave_out(self, resting: Iterable[str]) -> None:
+        """Take out what is for runs that rest."""
+        self.give_up(resting)
         if self.resting:
             self.large = [answer for answer in self.large if answer.message.correlation_id not in self.resting]
 

@@ -71,16 +71,16 @@ class HotRuns:
     """Runs as this engine last committed them.
 
     They are weighed in tasks: one kB of payload weighs one task, a run itself two. A run is dropped when it ends, and
-    kept again for a while when late answers come. `is_sole` returns whether no other process decides: another one may
-    end a run unseen.
+    kept again for a while when late answers come. `decides_alone` returns whether no other process decides: another one
+    may end a run unseen.
     """
 
-    def __init__(self, max_weight: int, is_sole: Callable[[], bool]) -> None:
+    def __init__(self, max_weight: int, decides_alone: Callable[[], bool]) -> None:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()  # the least used first
         self._ended: OrderedDict[str, _Kept] = OrderedDict()  # those of them that have ended, in the same order
         self._max_weight = max_weight
         self._weight = 0
-        self._is_sole = is_sole
+        self._decides_alone = decides_alone
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -126,6 +126,6 @@ class HotRuns:
     def drop_idle(self) -> None:
         """Drop unused runs that have ended, or that another process may have ended."""
         oldest = asyncio.get_running_loop().time() - IDLE
-        kept = self._ended if self._is_sole() else self._kept
+        kept = self._ended if self._decides_alone() else self._kept
         while kept and next(iter(kept.values())).used_at < oldest:
             self.drop(next(iter(kept)))

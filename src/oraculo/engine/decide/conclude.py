@@ -9,10 +9,8 @@ from oraculo.core.machine import Verdict
 from oraculo.core.run import Changes
 from oraculo.engine.decide.batches import Batch, Decision
 from oraculo.engine.decide.cache import HotRuns
-from oraculo.engine.decide.pacing import Pace
-from oraculo.engine.inbox import AnswerInput, Arrived, BadAnswer, Inbox, Note, OfRun, Submission
+from oraculo.engine.inbox import AnswerInput, Arrived, BadAnswer, Note, OfRun, Submission
 from oraculo.errors import StoreUnavailable
-from oraculo.ports.clock import Clock
 from oraculo.ports.store import Committed, Created, CreationOutcome, Storage
 from oraculo.ports.telemetry import AnswerTaken, Telemetry
 from oraculo.wire import naming
@@ -34,19 +32,13 @@ class Conclusion:
     def __init__(
         self,
         store: Storage,
-        inbox: Inbox,
         hot: HotRuns,
         followers: CommitFollowers,
-        pace: Pace,
-        clock: Clock,
         telemetry: Telemetry,
     ) -> None:
         self._store = store
-        self._inbox = inbox
         self._hot = hot
         self._followers = followers
-        self._pace = pace
-        self._clock = clock
         self._telemetry = telemetry
 
     async def conclude_creations(self, submissions: Sequence[Submission], committed: Committed, batch: Batch) -> int:
@@ -89,24 +81,22 @@ class Conclusion:
 
     def conclude(self, decisions: Iterable[Decision], conflicts: frozenset[str], batch: Batch) -> None:
         """Hand on each committed decision, and forget the copies of runs that another engine changed."""
+        decided = set[str]()
         for decision in decisions:
             run_id = decision.changes.run.id
+            decided.add(run_id)
             if run_id in conflicts:
                 self._hot.drop(run_id)
                 continue
             if decision.changes.dirty:
                 self._hot.grown(decision.changes)
-                self._let_rest(decision)
             self._followers.committed(decision.changes)
             for item, verdict, why in decision.verdicts:
                 self._conclude_item(run_id, item, verdict, why, batch)
             if decision.ends_it:  # a run that gets messages after its end is kept, because more may come
                 self._hot.drop(run_id)
-
-    def _let_rest(self, decision: Decision) -> None:
-        rest = None if decision.is_of_notes else self._pace.rest_after(decision.changes, self._clock.now())
-        if rest is not None:
-            self._inbox.rest(decision.changes.run.id, rest)
+        for run_id in (each for each in batch.by_run if each not in decided):
+            self._conclude_without_run(run_id, batch.by_run[run_id], batch)
 
     def _conclude_item(self, run_id: str, item: OfRun, verdict: Verdict, why: str, batch: Batch) -> None:
         if isinstance(item, Note):
@@ -122,7 +112,7 @@ class Conclusion:
         elif not item.done.done():
             item.done.set_result(verdict)
 
-    def conclude_without_run(self, run_id: str, items: Iterable[OfRun], batch: Batch) -> None:
+    def _conclude_without_run(self, run_id: str, items: Iterable[OfRun], batch: Batch) -> None:
         """Answer for inputs that name a run that does not exist."""
         for item in items:
             if isinstance(item, AnswerInput):

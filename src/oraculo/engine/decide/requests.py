@@ -12,7 +12,6 @@ from oraculo.engine.inbox import Submission
 from oraculo.engine.pipelines import PipelineCatalogue
 from oraculo.errors import Fault, InvalidJson, InvalidMessage, InvalidRequest, PayloadTooLarge
 from oraculo.pipeline.definition import MAX_FAULTS, Definition
-from oraculo.pipeline.queue_rules import QueueRules
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.settings import Settings
 from oraculo.wire import naming
@@ -35,7 +34,6 @@ class RunMaker:
         self,
         catalogue: PipelineCatalogue,
         plans: Plans,
-        queues: QueueRules,
         names: QueueNames,
         clock: Clock,
         entropy: Entropy,
@@ -47,7 +45,7 @@ class RunMaker:
         self._clock = clock
         self._entropy = entropy
         self._limits = Limits(settings.limits.payload_bytes, settings.limits.request_bytes)
-        self._queues = queues
+        self._queues = catalogue.rules
         self._targets = WebhookRules(settings.webhook.allow)
         self._default_timeout = settings.runs.timeout
         self._default_retry = settings.runs.retry

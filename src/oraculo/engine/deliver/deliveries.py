@@ -20,16 +20,14 @@ from oraculo.core.machine import delivery as core_delivery
 from oraculo.core.run import Channel, DeliveryStatus, RunDelivery, RunHead
 from oraculo.engine.deliver.receivers import Absence, Receivers
 from oraculo.engine.deliver.reply_queues import ReplyQueues
-from oraculo.engine.deliver.webhooks import NotPosted, Post, TargetRefused, Webhooks, is_away
+from oraculo.engine.deliver.webhooks import NotPosted, TargetRefused, Webhooks, is_away
 from oraculo.engine.inbox import Inbox, Note, Wish
-from oraculo.engine.results.reader import ResultReader
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge, OraculoError
 from oraculo.pipeline.retry import RetryPolicy
-from oraculo.ports.broker import Publisher
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.telemetry import DeliveryAttempted, LoopFailed, Telemetry
 from oraculo.settings import WebhookSettings
-from oraculo.wire.naming import QueueNames, shortened
+from oraculo.wire.naming import shortened
 
 # Attempts of one channel that are under way or wait. The delivery timer brings any other run back.
 MAX_UNDER_WAY = 2_000
@@ -78,22 +76,20 @@ class Deliveries:
 
     def __init__(
         self,
-        publisher: Publisher,
+        webhooks: Webhooks,
+        replies: ReplyQueues,
         inbox: Inbox,
-        results: ResultReader,
         settings: WebhookSettings,
-        post: Post,
-        names: QueueNames,
         clock: Clock,
         entropy: Entropy,
         telemetry: Telemetry,
     ) -> None:
+        self._webhooks = webhooks
+        self._replies = replies
         self._inbox = inbox
         self._clock = clock
         self._entropy = entropy
         self._telemetry = telemetry
-        self._webhooks = Webhooks(post, settings.secret, clock)
-        self._replies = ReplyQueues(publisher, results, names, clock)
         self._retry = RetryPolicy(settings.max_attempts, settings.backoff, settings.max_backoff)
         # Webhooks and replies have places of their own, so that slow webhooks and a frozen broker delay nothing else.
         # One receiver of webhooks has a quarter of the places. All reply queues are on one broker.

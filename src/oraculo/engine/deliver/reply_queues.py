@@ -3,7 +3,7 @@
 import msgspec
 
 from oraculo.core.run import RunDelivery
-from oraculo.engine.results.reader import ResultReader
+from oraculo.engine.results.get import ResultReader
 from oraculo.errors import MessageTooLarge
 from oraculo.ports.broker import Outgoing, Publisher, publish_all
 from oraculo.ports.clock import Clock

@@ -32,7 +32,6 @@ class NewQueueLimits:
         names: QueueNames,
         settings: QueueSettings,
         planned: Callable[[], Iterable[str]],
-        admitted: KnownQueues,
     ) -> None:
         self._planned = planned
         self._broker = broker
@@ -40,7 +39,7 @@ class NewQueueLimits:
         self._names = names
         self._settings = settings
         self._most = min(settings.new_per_request, settings.new_per_minute)
-        self._admitted = admitted
+        self._admitted = KnownQueues()
         self._lately: deque[tuple[float, int]] = deque()  # when some were admitted, by the loop's time, and how many
 
     def admits_run_at_once(self, submission: Submission) -> bool:

@@ -1,1 +1,1 @@
-"""Large results: put into the object store, and read back from it."""
+"""Large results: put into the result store, read back, and cleaned up."""

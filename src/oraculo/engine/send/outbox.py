@@ -13,13 +13,12 @@ from typing import NamedTuple
 from oraculo.core.chunks import pages
 from oraculo.core.command import Written, deadline_of, encode_command
 from oraculo.core.events import Answered, Sent, Unsendable
-from oraculo.core.queue_health import TroubledQueues
+from oraculo.core.queue_health import QueueHealth
 from oraculo.core.result_reference import ResultReference
 from oraculo.core.run import Changes, Run, Task, TaskStatus
 from oraculo.engine.inbox import Inbox, Note
-from oraculo.engine.queues.removal import NotedQueues
-from oraculo.engine.results.reader import ResultReader
-from oraculo.engine.send.backlog import Backlog
+from oraculo.engine.queues.known import KnownQueues
+from oraculo.engine.results.get import ResultReader
 from oraculo.engine.send.publisher import MAX_WAITING, Entry, Key, PublishLines
 from oraculo.engine.send.run_order import FEW
 from oraculo.errors import BrokerError, MessageTooLarge, ObjectLost, ObjectsError, OraculoError
@@ -37,7 +36,7 @@ _NONE: Mapping[str, bytes] = MappingProxyType({})
 _ROOM_FOR_WIDE = 0.8  # of a line; the rest is kept for small runs
 _MOST_READING = 200  # commands that wait for large results
 
-OnRefused = Callable[[Unsent, str, TroubledQueues], None]  # the command, its queue, and the note of the refusal
+OnRefused = Callable[[Unsent, str, QueueHealth], None]  # the command, its queue, and the note of the refusal
 _Wanted = tuple[int, int]  # task, attempt
 _Portion = tuple[Run, Sequence[_Wanted], Sequence[_Wanted]]  # a run, some of its commands, and some of its dead letters
 
@@ -62,6 +61,7 @@ class Outbox:
     """The commands and dead letters on their way to the brokers.
 
     `others_answer`: answers come to other processes, which would commit them before a note that lingers here.
+    `on_refused` gets what the broker refused, and the note of the refusing queues.
     """
 
     def __init__(
@@ -71,35 +71,21 @@ class Outbox:
         inbox: Inbox,
         results: ResultReader,
         names: QueueNames,
+        known_queues: KnownQueues,
         clock: Clock,
         telemetry: Telemetry,
-        made_queues: NotedQueues,
-        backlog: Backlog,
-        on_refused: OnRefused,
-        *,
-        others_answer: bool = False,
     ) -> None:
         self._broker = broker
         self._store = store
         self._inbox = inbox
-        self._others_answer = others_answer
         self._results = results
         self._names = names
         self._clock = clock
         self._telemetry = telemetry
-        self._backlog = backlog
-        self._on_refused = on_refused
-        self._lines = PublishLines(
-            broker,
-            made_queues,
-            made_queues.known,
-            self._confirmed,
-            self._refused,
-            self._still_wanted,
-            inbox.holds_back,
-            clock,
-            telemetry,
-        )
+        self.others_answer = False
+        self.on_refused: OnRefused = lambda one, queue, refusing: None
+        self.holds_back = inbox.holds_back
+        self._lines = PublishLines(broker, self, known_queues, clock, telemetry)
         inbox.on_eased = self._lines.wake
         self._in_flight: dict[Key, _Flight] = {}
         self._unreported: dict[Key, DeadLettered] = {}  # dead letters, logged when the broker took them
@@ -115,10 +101,9 @@ class Outbox:
         Many commands are lined up in portions, because the engine has other things to do. The sweep finds those for
         which there is no room.
         """
-        if (not changes.commands and not changes.dead_letters) or self._backlog.makes_wait(changes):
-            return
         if len(changes.commands) + len(changes.dead_letters) <= PORTION:
-            self._add_all(changes.run, changes.commands, changes.dead_letters)
+            if changes.commands or changes.dead_letters:
+                self._add_all(changes.run, changes.commands, changes.dead_letters)
             return
         portions: list[_Portion] = [(changes.run, some, ()) for some in pages(changes.commands, PORTION)]
         portions += [(changes.run, (), some) for some in pages(changes.dead_letters, PORTION)]
@@ -198,7 +183,7 @@ class Outbox:
         """
         results: Mapping[str, bytes] = _NONE
         try:
-            results = await self._results.read(run, key[1], references)
+            results = await self._results.read(references)
         except ObjectLost as error:
             if dead is None:
                 self._note_lost(key, error)
@@ -249,7 +234,7 @@ class Outbox:
             group.create_task(self._add_later())
             self._lines.run_in(group)
 
-    async def _still_wanted(self, entries: Sequence[Entry], have_waited: bool) -> Sequence[Entry]:
+    async def still_wanted(self, entries: Sequence[Entry], have_waited: bool) -> Sequence[Entry]:
         """Return the entries that are still wanted, and forget the others.
 
         A run may end while the broker is away, and then nobody waits for the answers to its commands. The sweep finds
@@ -276,7 +261,7 @@ class Outbox:
         flight = self._in_flight.get(key)
         return flight is not None and not _is_overtaken(flight.task, key)
 
-    def _confirmed(self, keys: Sequence[Key], brokers: Sequence[str], started: float) -> None:
+    def confirmed(self, keys: Sequence[Key], brokers: Sequence[str], started: float) -> None:
         """Note messages as sent, each at the start of its try.
 
         A confirm may be read after the broker was emptied, and what it took before then must be sent again.
@@ -288,7 +273,7 @@ class Outbox:
             Note(key[0], Sent(key[1], key[2], key[3], broker, started))
             for key, broker in zip(keys, brokers, strict=True)
         ]
-        self._inbox.note(notes, at_once=self._others_answer and not self._has_more)
+        self._inbox.note(notes, at_once=self.others_answer and not self._has_more)
 
     @property
     def _has_more(self) -> bool:
@@ -298,7 +283,7 @@ class Outbox:
         """
         return bool(self._later.qsize()) or self._lines.has_more
 
-    def _refused(self, refused: Sequence[tuple[Entry, BrokerError]]) -> None:
+    def refused(self, refused: Sequence[tuple[Entry, BrokerError]]) -> None:
         """Leave refused messages to the sweep, until their task's deadline.
 
         The broker will never take a command that is too large. Its task fails now, unless a lost broker had the command
@@ -315,7 +300,7 @@ class Outbox:
                     continue
                 self._lines.refusing.note([message.queue], reason, asyncio.get_running_loop().time())
             refusing = self._lines.refusing_dead_letters if is_dead_letter else self._lines.refusing
-            self._on_refused(Unsent(run_id, task, attempt), message.queue, refusing)
+            self.on_refused(Unsent(run_id, task, attempt), message.queue, refusing)
 
     async def flushed(self) -> None:
         """Return when everything that was handed over is confirmed or refused."""

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
+from typing import Protocol
 
-from oraculo.core.queue_health import TroubledQueues
+from oraculo.core.queue_health import QueueHealth
 from oraculo.engine.queues.known import KnownQueues
 from oraculo.engine.send.run_order import RunOrder
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
@@ -23,41 +24,48 @@ _REFUSING_FOR = 60.0  # seconds for which a queue counts as refusing: longer tha
 Key = tuple[str, int, int, bool]  # run id, task, attempt, whether it is the dead letter
 Entry = tuple[Key, Outgoing]
 _Numbered = tuple[int, Entry]  # in the order in which they were added
-Confirmed = Callable[[Sequence[Key], Sequence[str], float], None]  # keys, their brokers, the start of the try
-Refused = Callable[[Sequence[tuple[Entry, BrokerError]]], None]
-StillWanted = Callable[[Sequence[Entry], bool], Awaitable[Sequence[Entry]]]  # True: they waited for the broker
+
+
+class Sender(Protocol):
+    """The owner of the messages."""
+
+    async def still_wanted(self, entries: Sequence[Entry], have_waited: bool) -> Sequence[Entry]:
+        """Return the entries that are still wanted. A run may end while its commands wait for the broker."""
+        ...
+
+    def holds_back(self) -> bool:
+        """Return whether the engine has too much to decide, so that the commands of wide runs wait for `wake`."""
+        ...
+
+    def confirmed(self, keys: Sequence[Key], brokers: Sequence[str], started: float) -> None:
+        """Take note of messages that were taken, each with its broker and the start of the try."""
+        ...
+
+    def refused(self, refused: Sequence[tuple[Entry, BrokerError]]) -> None: ...
 
 
 class PublishLine:
     """Messages that wait for the broker, in the order of their runs.
 
-    `confirmed` and `refused` get the outcome of each message. A broker that is away is waited for; a refused message
-    does not hold up the others. `still_wanted` is asked before each try, because a run may end while its commands wait.
-    `refusing` and `known` note the queues that did not take something and those that did. While `holds_back` returns
-    true the engine has too much to decide, and the commands of wide runs wait until `wake` is called.
+    A broker that is away is waited for; a refused message does not hold up the others. `refusing` and `known` note the
+    queues that did not take something and those that did.
     """
 
     def __init__(
         self,
         broker: Publisher,
+        sender: Sender,
+        refusing: QueueHealth,
+        known: KnownQueues,
         clock: Clock,
         telemetry: Telemetry,
-        confirmed: Confirmed,
-        refused: Refused,
-        still_wanted: StillWanted,
-        refusing: TroubledQueues,
-        holds_back: Callable[[], bool] = lambda: False,
-        known: KnownQueues | None = None,
     ) -> None:
         self._broker = broker
+        self._sender = sender
+        self._refusing = refusing
+        self._known = known
         self._clock = clock
         self._telemetry = telemetry
-        self._confirmed = confirmed
-        self._refused = refused
-        self._still_wanted = still_wanted
-        self._refusing = refusing
-        self._holds_back = holds_back
-        self._known = KnownQueues() if known is None else known
         self._turns: RunOrder[_Numbered] = RunOrder()
         self._waiting = Counter[str]()  # messages in `_turns`, by queue
         self._numbers = count()
@@ -115,7 +123,7 @@ class PublishLine:
             self._under_way = ()
 
     def _next_batch(self) -> list[_Numbered]:
-        few_only = self._holds_back()
+        few_only = self._sender.holds_back()
         batch = self._turns.take(PUBLISHED_TOGETHER, PUBLISHED_BYTES, _size, few_only=few_only)
         self._waiting -= Counter(message.queue for _, (_, message) in batch)
         return batch
@@ -127,7 +135,7 @@ class PublishLine:
     async def _publish(self, batch: Sequence[Entry]) -> None:
         """Publish until the broker answers. Runs time out meanwhile by their own deadlines, and say why."""
         pause = _FIRST_PAUSE
-        while batch := await self._still_wanted(batch, self._have_waited):
+        while batch := await self._sender.still_wanted(batch, self._have_waited):
             started = self._clock.now()
             try:
                 receipts = await self._broker.publish([message for _, message in batch])
@@ -151,11 +159,12 @@ class PublishLine:
         refused = [(entry, receipt.error) for entry, receipt in outcomes if receipt.error is not None]
         if refused:
             self._telemetry.emit(PublishFailed(len(refused), "; ".join({str(error): None for _, error in refused})))
-            self._refused(refused)
+            self._sender.refused(refused)
         if keys := [key for (key, _), receipt in outcomes if receipt.error is None]:
             if commands := sum(not is_dead_letter for *_, is_dead_letter in keys):
                 self._telemetry.emit(CommandsPublished(commands, self._clock.now() - started))
-            self._confirmed(keys, [receipt.broker or "" for receipt in receipts if receipt.error is None], started)
+            brokers = [receipt.broker or "" for receipt in receipts if receipt.error is None]
+            self._sender.confirmed(keys, brokers, started)
 
     def _note_queues(self, batch: Sequence[Entry], receipts: Sequence[Receipt]) -> None:
         """Note which queues take messages and which do not, by the last receipt of each."""
@@ -175,34 +184,23 @@ class PublishLines:
     """The lines of an engine, each for messages that must not delay those of another.
 
     A broker makes a new queue slowly, a refusing queue may be slow to refuse again, and a dead-letter queue may be
-    full. `made_queues` publishes to new queues.
+    full.
     """
 
     def __init__(
-        self,
-        broker: Publisher,
-        made_queues: Publisher,
-        known: KnownQueues,
-        confirmed: Confirmed,
-        refused: Refused,
-        still_wanted: StillWanted,
-        holds_back: Callable[[], bool],
-        clock: Clock,
-        telemetry: Telemetry,
+        self, broker: Publisher, sender: Sender, known: KnownQueues, clock: Clock, telemetry: Telemetry
     ) -> None:
         self._known = known
-        self.refusing = TroubledQueues(_REFUSING_FOR)
-        self.refusing_dead_letters = TroubledQueues(_REFUSING_FOR)
+        self.refusing = QueueHealth(_REFUSING_FOR)
+        self.refusing_dead_letters = QueueHealth(_REFUSING_FOR)
 
-        def line(publisher: Publisher, refusing: TroubledQueues) -> PublishLine:
-            return PublishLine(
-                publisher, clock, telemetry, confirmed, refused, still_wanted, refusing, holds_back, known
-            )
+        def line(refusing: QueueHealth) -> PublishLine:
+            return PublishLine(broker, sender, refusing, known, clock, telemetry)
 
-        self._to_known = line(broker, self.refusing)
-        self._to_new = line(made_queues, self.refusing)
-        self._to_refusing = line(broker, self.refusing)
-        self.dead_letters = line(broker, self.refusing_dead_letters)
+        self._to_known = line(self.refusing)
+        self._to_new = line(self.refusing)
+        self._to_refusing = line(self.refusing)
+        self.dead_letters = line(self.refusing_dead_letters)
         self._all = self._to_known, self._to_new, self._to_refusing, self.dead_letters
 
     def line_of(self, queue: str, *, is_dead_letter: bool) -> PublishLine:

@@ -2,12 +2,11 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Sequence
 
-from oraculo.core.queue_health import TroubledQueues
+from oraculo.core.queue_health import QueueHealth
 from oraculo.engine.cluster.peers import Peers
 from oraculo.engine.inbox import Inbox, Resend
-from oraculo.engine.send.backlog import Backlog
 from oraculo.engine.send.outbox import Outbox
 from oraculo.ports.store import Store, Unsent
 
@@ -24,110 +23,54 @@ Place = tuple[str, int]  # run id, task
 class RefusedCommands:
     """Limits how many refused commands one sweep retries on a full queue.
 
-    A few messages show whether the queue has room again. They take turns, because some may never fit while others
-    would. As soon as the queue takes one, all of the others follow.
+    A few show whether the queue has room again. They take turns, because some may never fit while others would. Once
+    the queue takes one, the next sweep sends all of the others.
     """
 
     def __init__(self) -> None:
-        self._refused: dict[Unsent, tuple[str, TroubledQueues]] = {}  # the one that was retried last comes last
-        self._chosen: dict[Unsent, None] = {}  # for this sweep, in that order
-        self._new: set[Unsent] = set()  # refused since the sweep began
-        self._has_sweeps = False  # an API beside engines leaves the sweeps to them
+        self._refused: dict[Unsent, tuple[str, QueueHealth]] = {}  # the one that was chosen last comes last
+        self._chosen: set[Unsent] = set()  # for this sweep
 
-    def note(self, one: Unsent, queue: str, refusing: TroubledQueues) -> None:
+    def note(self, one: Unsent, queue: str, refusing: QueueHealth) -> None:
         """Remember a command that `queue` refused; `refusing` knows for how long the queue counts as full."""
-        if self._has_sweeps and len(self._refused) < _MOST_REFUSED:
+        if len(self._refused) < _MOST_REFUSED:
             self._refused[one] = queue, refusing
-            self._new.add(one)
 
-    def choose(self, now: float, is_wanted: Callable[[Unsent], bool]) -> None:
-        """Begin a sweep: choose which refused commands it retries, among those that it wants to send."""
-        self._has_sweeps = True
-        self._put_missed_last()
+    def choose(self, now: float) -> None:
+        """Begin a sweep: choose the refused commands that it may retry."""
+        self._refused = {one: found for one, found in self._refused.items() if found[1].has(found[0], now)}
+        self._chosen = set()
         counts = Counter[tuple[str, int]]()
-        self._chosen = {}
-        self._new = set()
-        for one, (queue, refusing) in self._refused.items():
+        for one, (queue, refusing) in list(self._refused.items()):
             place = queue, id(refusing)
-            if counts[place] < MOST_RETRIED and refusing.has(queue, now) and is_wanted(one):
+            if counts[place] < MOST_RETRIED:
                 counts[place] += 1
-                self._chosen[one] = None
-
-    def _put_missed_last(self) -> None:
-        """Move chosen commands that the last sweep did not meet to the end: their tasks may have ended."""
-        for one in self._chosen:
-            if one in self._refused and one not in self._new:
+                self._chosen.add(one)
                 self._refused[one] = self._refused.pop(one)
 
-    def takes_turn(self, one: Unsent, now: float) -> bool:
-        """Return whether this sweep may send the command, and forget the refusal if so."""
-        found = self._refused.get(one)
-        if found is None:
-            return True
-        queue, refusing = found
-        if refusing.has(queue, now) and one not in self._chosen:
+    def takes_turn(self, one: Unsent) -> bool:
+        """Return whether this sweep may send the command, and forget its refusal if so."""
+        if one in self._refused and one not in self._chosen:
             return False
-        del self._refused[one]
+        self._refused.pop(one, None)
         return True
-
-    def keep_only(self, unsent: Container[Unsent]) -> None:
-        """Forget refused commands that a whole sweep did not meet."""
-        kept = self._refused.items()
-        self._refused = {one: found for one, found in kept if one in unsent or one in self._new}
-
-
-class SweepStart:
-    """The place where the next sweep starts, when more is unsent than a sweep can remember.
-
-    Engines send only what they saw before, because a new command may be on its way through another engine. So sweeps
-    stay at one place until all that they remember had its time there, and then move on. Otherwise commands that no
-    queue takes would hide all that come after them.
-    """
-
-    def __init__(self) -> None:
-        self.after: Place | None = None  # None: the sweep starts at the first command of all
-        self._end: Place | None = None  # the last command that has its time now; None: the last of all
-        self._since: float | None = None  # when the sweeps had seen all of them
-
-    def move(self, until: Place | None, began: float, now: float, patience: float) -> None:
-        """Note a sweep that began at `began` and remembered commands up to `until` (None: up to the last).
-
-        After `patience` seconds any engine may send what is still unsent.
-        """
-        if self.after is None and until is None:
-            self._since = None
-        elif self._since is None:
-            self._since, self._end = now, until
-        elif began - self._since >= max(STAY, patience):
-            self._since, self.after = None, self._end
-
-    def restart_stay(self) -> None:
-        """Begin the stay anew, because an interrupted sweep forgot what it did not meet."""
-        self._since = None
 
 
 class Sweep:
     """The repeated search for unsent commands: those of a crash, of another engine, or of a full outbox."""
 
     def __init__(
-        self,
-        outbox: Outbox,
-        backlog: Backlog,
-        refused: RefusedCommands,
-        store: Store,
-        inbox: Inbox,
-        peers: Peers,
-        interval: float,
+        self, outbox: Outbox, refused: RefusedCommands, store: Store, inbox: Inbox, peers: Peers, interval: float
     ) -> None:
         self._outbox = outbox
-        self._backlog = backlog
         self._refused = refused
         self._store = store
         self._inbox = inbox
         self._peers = peers
         self._interval = interval
         self._seen: dict[Unsent, float] = {}  # and since when, by the loop's time, because clocks may be set back
-        self._start = SweepStart()
+        self._after: Place | None = None  # where a sweep starts; None: at the first command of all
+        self._stays_until = 0.0
 
     async def run(self) -> None:
         await self.look(is_start=True)
@@ -149,18 +92,10 @@ class Sweep:
         # An API beside may be sending a wide run at this engine's start.
         at_once = ((is_start and not peers.has_apis_beside) or outbox.has_spilled) and peers.is_alone
         loop = asyncio.get_running_loop()
-        began = loop.time()
         outbox.has_spilled = False
-        self._refused.choose(began, lambda one: at_once or self._is_ours(one, began))
-        if at_once:
-            self._start = SweepStart()
-        if at_once and is_start:
-            await self._read_backlog()
-        if not await self._send_backlog():
-            outbox.has_spilled = True
-            return
+        self._refused.choose(loop.time())
         seen: dict[Unsent, float] = {}
-        is_full, after = False, self._start.after
+        is_full, after = False, None if at_once else self._after
         while page := await self._store.unsent(_PAGE, after):
             after = (page[-1].run_id, page[-1].task)
             await self._resend(page, seen, at_once=at_once)
@@ -170,32 +105,25 @@ class Sweep:
         self._seen = seen
         if is_full:
             outbox.has_spilled = True
-            self._start.restart_stay()
+            self._stays_until = loop.time() + self._stay  # this sweep forgot what it did not meet
         else:
-            self._refused.keep_only(seen)
-            patience = peers.ttl + len(peers.engines) * _COURTESY
-            self._start.move(after if page else None, began, loop.time(), patience)
+            self._move_start(after if page else None, loop.time())
 
-    async def _read_backlog(self) -> None:
-        try:
-            await self._backlog.read()
-        except Exception:
-            self._send_released()  # new runs must not wait for a store that does not answer
-            raise
+    @property
+    def _stay(self) -> float:
+        """The seconds after which any engine may send what is still unsent."""
+        return max(STAY, self._peers.ttl + len(self._peers.engines) * _COURTESY)
 
-    def _send_released(self) -> None:
-        for changes in self._backlog.release():
-            self._outbox.send(changes)
+    def _move_start(self, until: Place | None, now: float) -> None:
+        """Let the next sweep start behind `until`, the last command that was remembered; None: at the first of all.
 
-    async def _send_backlog(self) -> bool:
-        """Send what was unsent at the start, and return whether there was room for all of it."""
-        while True:
-            self._send_released()
-            if self._backlog.is_empty:
-                return True
-            if self._outbox.is_full:
-                return False
-            await self._resend(self._backlog.take(), {}, at_once=True)
+        An engine sends only what it saw before, because a new command may be on its way through another. So sweeps stay
+        at one place until all that they remember had its time there. Otherwise commands that no queue takes would hide
+        all that come after them.
+        """
+        is_all_seen = self._after is None and until is None
+        if is_all_seen or now >= self._stays_until:
+            self._after, self._stays_until = until, now + self._stay
 
     async def _resend(self, page: Sequence[Unsent], seen: dict[Unsent, float], *, at_once: bool) -> None:
         """Have a page decided again, and return when it is: pages must not pile up."""
@@ -203,7 +131,7 @@ class Sweep:
         now = loop.time()
         left = [one for one in page if not self._outbox.is_in_flight(one)]
         ours = [one for one in left if at_once or self._is_ours(one, now)]
-        lost = [one for one in ours if self._refused.takes_turn(one, now)]
+        lost = [one for one in ours if self._refused.takes_turn(one)]
         if len(seen) < _MOST_SEEN:
             seen.update({one: self._seen.get(one, now) for one in left})
             # Their time begins anew, so that not every engine tries a refused command at every sweep.

@@ -335,7 +335,7 @@ class MemoryIsBounded(Law):
 
     def second(self) -> None:
         for engine in self.world.engines():
-            waiting, limit = sum(1 for _ in engine.inbox.arrived), 3 * engine.settings.engine.prefetch
+            waiting, limit = sum(1 for _ in engine.parts.runs.inbox.arrived), 3 * engine.settings.engine.prefetch
             if waiting > limit:
                 self.broken(f"an engine's inbox holds {waiting} messages, more than {limit}")
 

@@ -18,7 +18,7 @@ from oraculo.engine.service import Engine
 from oraculo.ports.broker import Delivery, Outgoing
 from oraculo.ports.broker_admin import DeadLetter
 from oraculo.ports.store import Committed, Creation, CreationOutcome
-from oraculo.settings import EngineSettings, QueueSettings, Settings, WebhookSettings
+from oraculo.settings import EngineSettings, Settings, WebhookSettings
 from oraculo.stores.sqlite import MEMORY, SqliteStore
 from oraculo.testing.simulation.brokers import SimulatedServer
 from oraculo.testing.simulation.hosts import OWNER, SimulatedHost
@@ -35,7 +35,6 @@ from oraculo.wire.message import decode_message
 SETTINGS = Settings(
     engine=EngineSettings(poll=1.0, prefetch=200, batch=50, cached_tasks=40),
     webhook=WebhookSettings(max_attempts=50, backoff=0.5, max_backoff=5.0),
-    queues=QueueSettings(remove_after=0),  # runs are shorter than this setting's unit
 )
 MOST_REMEMBERED = 400
 OUTCOME = 10  # the number under which the oracle reports

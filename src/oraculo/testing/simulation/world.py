@@ -5,7 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from contextvars import Context
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -13,11 +13,12 @@ from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.views import run_view
 from oraculo.engine.operations import Operations
+from oraculo.engine.ports import Ports
 from oraculo.engine.service import Engine
+from oraculo.engine.wiring import make_engine
 from oraculo.errors import OraculoError
 from oraculo.ports.broker import Outgoing, publish_all
 from oraculo.ports.broker_admin import FullBroker, QueueState
-from oraculo.ports.store import Storage
 from oraculo.ports.telemetry import Silent
 from oraculo.settings import WorkerSettings
 from oraculo.testing.simulation.brokers import HostBroker, ServerState, SimulatedServer
@@ -90,15 +91,15 @@ class World(Witness):
         self.log(f"{name} starts")
 
     def _engine(self, host: SimulatedHost, broker: FullBroker) -> Engine:
-        return Engine(
-            SETTINGS,
+        ports = Ports(
             broker,
             cast("Storage", HostStore(self.disk, host, self.trouble)),
-            clock=self.clock,
-            entropy=self.entropy,
-            telemetry=Silent(),
+            self.clock,
+            self.entropy,
+            Silent(),
             post=lambda url, body, headers: self._post(host, body),
         )
+        return make_engine(SETTINGS, ports)
 
     async def _start_engine(self, engine: Engine, host: SimulatedHost) -> None:
         """Start an engine as a supervisor does: a start that fails ends the process, which is started again."""
@@ -145,7 +146,7 @@ class World(Witness):
     def operations(self) -> Operations | None:
         """Return the operations of some engine that takes work now."""
         ready = self.engines()
-        return Operations(self.dice.choice(ready)) if ready else None
+        return self.dice.choice(ready).operations if ready else None
 
     def all_up(self) -> bool:
         return all(host.alive for host, _, _ in self._hosts.values()) and len(self.engines()) == self.scenario.engines

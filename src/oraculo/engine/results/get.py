@@ -1,9 +1,8 @@
-"""Large results, read back from the object store: for the aggregate, the API, or a command."""
+"""Gets large results from the result store: for the aggregate, the API, or a command."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import Any
@@ -15,7 +14,6 @@ from oraculo.core.phase import Looks
 from oraculo.core.result_reference import ResultReference, encode_reference, read_reference, references_in
 from oraculo.core.run import Run, Task
 from oraculo.core.views import run_view
-from oraculo.engine.results.earlier import EarlierResults
 from oraculo.errors import NotFound, ObjectLost, ObjectsUnavailable
 from oraculo.pipeline.definition import Step
 from oraculo.ports.objects import Objects, get_result, put_result
@@ -24,8 +22,6 @@ from oraculo.ports.threads import handed_over_if_wide
 from oraculo.settings import Settings
 
 PATIENCE = 10.0  # seconds for all the large results of one aggregate, or of one command
-SECOND_LOOK = 1.0  # seconds for another try, in case this process stood still
-TURN = 3.0  # seconds that one may wait for its second look; in all less than a delivery's lease
 REST = 2.0  # seconds after a failure in which no command, and no aggregate after a slow one, asks again
 _AGGREGATES_AT_ONCE = 8
 _COMMANDS_AT_ONCE = 4
@@ -34,31 +30,25 @@ _NO_OBJECTS = "no object store is set; set ORACULO_OBJECTS_URL to the one that t
 
 
 class ResultReader:
-    """The reader of large results.
-
-    `earlier`: what may rest in the folder from before `objects` was set.
-    """
+    """The reader of large results."""
 
     def __init__(
         self,
         objects: Objects | None,
-        earlier: EarlierResults | None,
         claim_fault: Callable[[], Awaitable[str | None]],
         settings: Settings,
         telemetry: Telemetry,
         threads: Executor,
     ) -> None:
         self._objects = objects
-        self._earlier = earlier
         self._claim_fault = claim_fault
         self._telemetry = telemetry
         self._threads = threads
         self._inline_bytes = settings.objects.inline_bytes  # results beyond that stay references
-        # Workers get references when they reach the object store. Those of bridged queues do not.
+        # Workers get references when they reach the result store. Those of bridged queues do not.
         self._hands_on = bool(settings.objects.url)
         self._bridged = settings.bullmq.queues
         self._aggregates = asyncio.Semaphore(_AGGREGATES_AT_ONCE)
-        self._second_looks = asyncio.Semaphore(_AGGREGATES_AT_ONCE)  # a wait for the first try delays no second one
         self._commands = asyncio.Semaphore(_COMMANDS_AT_ONCE)
         self._hangs_until = 0.0
         self._rests_until = 0.0
@@ -80,56 +70,23 @@ class ResultReader:
 
     async def fill(self, results: dict[str, msgspec.Raw], references: Mapping[str, ResultReference]) -> None:
         """Replace references by results as far as they can be read. Never raise: an aggregate is useful without."""
-        if self._hangs():
-            return
         left, faults = dict(self._within_limit(references)), list[str]()
         try:
             async with asyncio.timeout(PATIENCE), self._aggregates:
                 if self._hangs():
                     return
-                await self._fill_all(results, left, faults)
+                async with asyncio.TaskGroup() as group:
+                    for name, reference in left.items():
+                        group.create_task(self._fill_one(results, name, reference, left, faults))
         except TimeoutError:
-            await self._look_again(results, left, faults)
+            faults += [f"not read in {PATIENCE:g} s"] * len(left)
+            self._hangs_until = asyncio.get_running_loop().time() + REST
         if faults:
             report = f"{len(faults)} large results of an aggregate stay references: {faults[0]}"
             self._telemetry.emit(LoopFailed("objects", report))
 
-    async def _look_again(
-        self, results: dict[str, msgspec.Raw], left: dict[str, ResultReference], faults: list[str]
-    ) -> None:
-        """Read once more what was not read in time.
-
-        This process may have stood still, and then the object store is not to blame. Others that stood still with it
-        read again too, so their turns do not count.
-        """
-        with suppress(TimeoutError):
-            async with asyncio.timeout(TURN) as turn, self._second_looks:
-                turn.reschedule(None)
-                await self._try_again(results, left, faults)
-        faults += [f"not read in {PATIENCE:g} s"] * len(left)
-
-    async def _try_again(
-        self, results: dict[str, msgspec.Raw], left: dict[str, ResultReference], faults: list[str]
-    ) -> None:
-        if self._hangs():
-            return
-        try:
-            async with asyncio.timeout(SECOND_LOOK):
-                await self._fill_all(results, left, faults)
-        except TimeoutError:
-            if left:
-                self._hangs_until = asyncio.get_running_loop().time() + REST
-
     def _hangs(self) -> bool:
         return asyncio.get_running_loop().time() < self._hangs_until
-
-    async def _fill_all(
-        self, results: dict[str, msgspec.Raw], left: dict[str, ResultReference], faults: list[str]
-    ) -> None:
-        """Read all of `left`, which keeps those whose outcome is not known."""
-        async with asyncio.TaskGroup() as group:
-            for name, reference in left.items():
-                group.create_task(self._fill_one(results, name, reference, left, faults))
 
     def _within_limit(self, references: Mapping[str, ResultReference]) -> Iterable[tuple[str, ResultReference]]:
         left = self._inline_bytes
@@ -214,39 +171,32 @@ class ResultReader:
     def needed(
         self, run: Run, number: int, known: dict[tuple[int, ...], dict[str, ResultReference]]
     ) -> dict[str, ResultReference]:
-        """Return the large results to read, or to share, before a task's command can go out.
+        """Return the large results to read before a task's command can go out.
 
         `known` keeps those of tasks that were looked at a moment ago.
         """
-        given_references = self._is_given_references(run.plan.steps[number])
-        if self._objects is None or (self._earlier is None and given_references):
+        if self._objects is None or self._is_given_references(run.plan.steps[number]):
             return {}
         sources = run.plan.dependencies[number]
         if (found := known.get(sources)) is None:
             found = known[sources] = references_in(run, sources)
-        if not given_references or self._earlier is None:
-            return found
-        return {name: each for name, each in found.items() if not self._earlier.lacks(run.id, each)}
+        return found
 
     def _is_given_references(self, step: Step) -> bool:
         """Return whether the workers of a step follow references. Those behind a bridge do not."""
         return self._hands_on and step.bridge is None and step.queue not in self._bridged
 
-    async def read(self, run: Run, number: int, references: Mapping[str, ResultReference]) -> dict[str, bytes]:
-        """Return the results that go whole into a task's command, and share those that go as references.
+    async def read(self, references: Mapping[str, ResultReference]) -> dict[str, bytes]:
+        """Return the results that go whole into a task's command.
 
         Raise ObjectLost, or ObjectsUnavailable when another try may succeed.
         """
-        earlier = self._earlier if self._is_given_references(run.plan.steps[number]) else None
         loop = asyncio.get_running_loop()
         async with self._commands:
             if loop.time() < self._rests_until:
                 raise ObjectsUnavailable("it failed a moment ago")
             try:
                 async with asyncio.timeout(PATIENCE):
-                    if earlier is not None:
-                        await earlier.share(run.id, references.values())
-                        return {}
                     return {name: await self._get(reference) for name, reference in references.items()}
             except (ObjectsUnavailable, TimeoutError) as error:
                 self._rests_until = loop.time() + REST
@@ -257,12 +207,7 @@ class ResultReader:
     async def _get(self, reference: ResultReference) -> bytes:
         if self._objects is None:
             raise ObjectsUnavailable(_NO_OBJECTS)
-        try:
-            return await get_result(self._objects, reference, self._threads)
-        except ObjectLost:
-            if self._earlier is None or (found := await self._earlier.find(reference)) is None:
-                raise
-            return found
+        return await get_result(self._objects, reference, self._threads)
 
 
 def _largest(results: Mapping[str, msgspec.Raw], excess: int | None) -> Sequence[str] | None:

@@ -1,7 +1,7 @@
-"""The deletion of large results whose runs are no longer in the store.
+"""Claims a result store, and deletes large results whose runs are no longer in the store.
 
-It is slow: one of 256 shards at a time, and only by the engine that comes first for that shard. A folder of the last
-hour is left alone, because its run may be created again under the same id.
+The deletion is slow: one of 256 shards at a time, and only by the engine that comes first for that shard. A folder of
+the last hour is left alone, because its run may be created again under the same id.
 """
 
 import asyncio
@@ -27,13 +27,15 @@ _TOGETHER = 50
 _CLAIM_PATIENCE = 5.0
 
 
-async def claim_fault(objects: Objects, store: Storage) -> str | None:
+async def claim_fault(objects: Objects | None, store: Storage) -> str | None:
     """Claim the object store for this installation. Return why it may not be used, or None.
 
     Another installation would delete what this one puts there, because its store knows nothing of these runs. The claim
     is remembered. At a later start the folder may not be mounted yet, and results put into the empty place would be
     hidden later.
     """
+    if objects is None:
+        return None
     installation, claimed = await store.installation(), _claimed(objects)
     was_claimed = claimed is not None and await store.noted(claimed)
     if await objects.claim(installation, was_claimed=was_claimed) == installation:
@@ -84,7 +86,7 @@ async def claim(objects: Objects, store: Storage, telemetry: Telemetry) -> None:
         raise InvalidSettings(Fault("ORACULO_OBJECTS_URL", fault))
 
 
-class ObjectRetention:
+class ResultCleanUp:
     """The loop that deletes folders of large results."""
 
     def __init__(self, objects: Objects, store: Storage, peers: Peers, clock: Clock) -> None:

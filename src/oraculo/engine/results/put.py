@@ -1,6 +1,6 @@
-"""Large answers, put into the object store before they are decided: the run then holds a reference.
+"""Puts large answers into the result store before they are decided: the run then holds a reference.
 
-This is a relief and no duty. When the object store fails, the answer stays as it came and is committed whole.
+When the result store fails, the answer stays as it came and is committed whole.
 """
 
 import asyncio

@@ -1,1 +1,0 @@
-"""Retention: deletes old runs, and large results without a run."""
