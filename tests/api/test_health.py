@@ -239,7 +239,7 @@ async def test_one_broker_of_several_that_is_away_is_reported_and_work_goes_on(
     assert reply.json()["partes"]["broker redis"] == {"ok": True, "problema": None}
     said = (await service.client.get("/filas")).json()["brokers"]
     assert said[0] == {"nome": "rabbitmq", "ok": False, "problema": "refused", "filas_surdas": []}
-    monkeypatch.setattr(service.operations._engine.names, "prefix", "loja.")
+    monkeypatch.setattr(service.engine.parts.queues.names, "prefix", "loja.")
     links[0] = BrokerStatus("rabbitmq", None, deaf=("loja.resultados",))
     said = (await service.client.get("/filas")).json()["brokers"]
     assert said[0]["filas_surdas"] == ["resultados"]

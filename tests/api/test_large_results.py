@@ -126,7 +126,7 @@ async def test_an_object_store_that_is_away_does_not_make_it_unready(
 async def test_a_folder_that_cannot_be_looked_at_does_not_make_it_unready(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service.engine, "objects", FolderObjects(tmp_path / ("x" * 300)))
+    monkeypatch.setattr(service.engine.ports.objects, "check", FolderObjects(tmp_path / ("x" * 300)).check)
     reply = await service.client.get("/health/ready")
     assert (reply.status_code, reply.json()["status"]) == (200, "degradado")
     assert "File name too long" in reply.json()["partes"]["objects folder"]["problema"]

@@ -125,7 +125,7 @@ async def test_a_request_that_was_taken_is_taken_again_under_its_key(bounded: Se
     first = await bounded.client.post("/orquestracoes", json=body, headers=headers)
     engine = bounded.engine
     for forgotten in (engine.parts.queues.known, engine.parts.queues.limits._admitted):  # as after a restart
-        forgotten._until.clear()
+        forgotten._queues.clear()
     for name in names("a", 3):
         await bounded.broker.remove([name])
     assert (await start(bounded, names("b", 2))).status_code == 202

@@ -84,7 +84,7 @@ async def test_the_api_shows_so_once_its_engine_takes_no_more(
         await cut(None, None, None)
 
     monkeypatch.setattr(service.operations, "run", hang)
-    monkeypatch.setattr(service.engine, "accepting", False)
+    monkeypatch.setattr(service.engine.parts.lifecycle, "accepting", False)
     await cut.cut(service.app)
     assert cut.sent[0]["status"] == 503
 
