@@ -5,7 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from contextvars import Context
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -19,6 +19,7 @@ from oraculo.engine.wiring import make_engine
 from oraculo.errors import OraculoError
 from oraculo.ports.broker import Outgoing, publish_all
 from oraculo.ports.broker_admin import FullBroker, QueueState
+from oraculo.ports.store import Storage
 from oraculo.ports.telemetry import Silent
 from oraculo.settings import WorkerSettings
 from oraculo.testing.simulation.brokers import HostBroker, ServerState, SimulatedServer
