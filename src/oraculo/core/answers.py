@@ -41,7 +41,6 @@ class _Reply(msgspec.Struct):
 
 _reply_decoder = msgspec.json.Decoder(_Reply)
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_items_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def read_answer(
@@ -104,20 +103,8 @@ def _value(raw: msgspec.Raw) -> Any:
     try:
         return msgspec.json.decode(raw)
     except msgspec.DecodeError:
-        if bytes(raw).startswith(b"["):
-            return [_item(item) for item in _items_decoder.decode(raw)]
-        return _as_written(raw)
-
-
-def _item(raw: msgspec.Raw) -> Any:
-    try:
-        return msgspec.json.decode(raw)
-    except msgspec.DecodeError:
-        return _as_written(raw)
-
-
-def _as_written(raw: msgspec.Raw) -> str:
-    return bytes(raw).decode(errors="replace")
+        text = bytes(raw).decode(errors="replace")
+        return [text] if text.startswith("[") else text
 
 
 def has_failed(status: object, errors: object) -> bool:
