@@ -16,10 +16,10 @@ from types import MappingProxyType
 from oraculo.brokers.address import Address, no_node, read_address
 from oraculo.brokers.age import warning_of_age
 from oraculo.brokers.nats.connection import Connection
-from oraculo.brokers.nats.consumer import FAREWELL, Letter, NatsConsumer, Terms, give_back
+from oraculo.brokers.nats.consumer import FAREWELL, NatsConsumer, Terms, give_back
 from oraculo.brokers.nats.dead_letters import NatsDeadLetters
 from oraculo.brokers.nats.declare import QueueMaker
-from oraculo.brokers.nats.layout import is_queue, letter_headers, name_fault, pause_of, queue_of
+from oraculo.brokers.nats.layout import is_queue, name_fault, pause_of, queue_of
 from oraculo.brokers.nats.publisher import JetStreamPublisher, request_of
 from oraculo.brokers.nats.removal import delete
 from oraculo.brokers.nats.replies import UNANSWERED, ApiAnswer, ApiError, Request
@@ -81,7 +81,6 @@ class NatsBroker:
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[Connection] | None = None
         self._consumers: set[NatsConsumer] = set()
-        self._retiring: set[asyncio.Task[None]] = set()
         self._orphans: dict[str, float] = {}  # what was held when a connection broke, and when each lease ends
         # JetStream counts a delivery that waits for its delay as unacked. These are the queue and the end of each.
         self._delayed: deque[tuple[str, float]] = deque(maxlen=MOST_DELAYED)
@@ -136,7 +135,7 @@ class NatsBroker:
             self._connecting.cancel()
             await asyncio.gather(self._connecting, return_exceptions=True)
         farewells = [consumer.close() for consumer in self._consumers]
-        await asyncio.gather(*farewells, *self._retiring, return_exceptions=True)
+        await asyncio.gather(*farewells, return_exceptions=True)
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(TimeoutError, BrokerUnavailable):
@@ -270,26 +269,18 @@ class NatsBroker:
     def lost(self, consumer: NatsConsumer) -> None:
         """Give back what the consumer held, now or when there is a connection again: its owner may never close it."""
         self._consumers.discard(consumer)
-        if consumer.connection.lost:
-            held = consumer.abandon()
-            if len(self._orphans) < MOST_ORPHANS:
-                self._orphans |= held
-            return
-        retiring = asyncio.create_task(consumer.give_back(), name="retiring a lost consumer")
-        self._retiring.add(retiring)
-        retiring.add_done_callback(self._retiring.discard)
+        held = consumer.abandon()
+        if not consumer.connection.lost:
+            give_back(consumer.connection, held)
+        elif len(self._orphans) < MOST_ORPHANS:
+            self._orphans |= held
 
     def closed(self, consumer: NatsConsumer) -> None:
         self._consumers.discard(consumer)
 
-    async def bury(self, letters: Sequence[Letter]) -> Sequence[BrokerError | None]:
+    async def bury(self, letters: Sequence[Request]) -> Sequence[BrokerError | None]:
         async with self._calling(longest=LONGEST) as connection:
-            requests = []
-            for letter in letters:
-                room = connection.max_payload - len(letter.body)
-                headers = letter_headers(letter.reason, letter.redeliveries, room, letter.id)
-                requests.append(Request(dlq_name(letter.queue), letter.body, headers))
-            return await self._publisher.send(connection, requests)
+            return await self._publisher.send(connection, letters)
 
     # -- publishing and consuming ---------------------------------------------------------------------------------
 

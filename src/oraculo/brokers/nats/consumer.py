@@ -16,10 +16,20 @@ from typing import NamedTuple, Protocol
 import structlog
 
 from oraculo.brokers.nats.connection import Connection
-from oraculo.brokers.nats.layout import NANOSECONDS, Origin, origin_of, parse_headers, parse_status, stream_of
+from oraculo.brokers.nats.layout import (
+    NANOSECONDS,
+    Origin,
+    letter_headers,
+    origin_of,
+    parse_headers,
+    parse_status,
+    stream_of,
+)
+from oraculo.brokers.nats.replies import Request
 from oraculo.brokers.prefetch import Prefetch
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Delivery
+from oraculo.wire.naming import dlq_name
 
 PULL_EXPIRES = 10.0  # seconds that a pull waits at the server; then it is made again
 # Most that comes for one pull of several messages. A server cuts off a client that leaves 64 MB unread, and all queues
@@ -38,16 +48,6 @@ _PENDING_HEADER, _PENDING_BYTES_HEADER = "Nats-Pending-Messages", "Nats-Pending-
 _log = structlog.get_logger("oraculo.brokers.nats")
 
 
-class Letter(NamedTuple):
-    """A delivery that becomes a dead letter."""
-
-    queue: str
-    body: bytes
-    reason: str
-    redeliveries: int
-    id: str
-
-
 class Terms(NamedTuple):
     """The numbers of one subscription."""
 
@@ -60,7 +60,7 @@ class Terms(NamedTuple):
 class Home(Protocol):
     """The part of a broker that its consumers use."""
 
-    async def bury(self, letters: Sequence[Letter]) -> Sequence[BrokerError | None]:
+    async def bury(self, letters: Sequence[Request]) -> Sequence[BrokerError | None]:
         """Store dead letters. Return None for each that is stored, and the error for each that is not."""
         ...
 
@@ -99,7 +99,6 @@ class NatsConsumer:
         self._moving: set[str] = set()  # tokens of deliveries on their way to the dead letters
         self._prefetch = Prefetch(terms.prefetch)
         self._requested = 0  # messages asked for that have not come yet
-        self._pulled_at = 0.0
         self._is_next_large = False  # the next message is over PULL_BYTES, so it is asked for alone
         self._heard = True
         self._stirred = asyncio.Event()
@@ -145,7 +144,6 @@ class NatsConsumer:
         request = f'{{"batch":{count},"expires":{expires},"idle_heartbeat":{heartbeat}{limit}}}'
         self.connection.send([(self._pull_subject, request.encode())], self._inbox)
         self._requested += count
-        self._pulled_at = self._now()
 
     @property
     def _heartbeat(self) -> float:
@@ -168,9 +166,7 @@ class NatsConsumer:
         worn, self._worn = self._worn, []
         reason = f"delivered {self._terms.delivery_limit} times and never settled"
         # Redeliveries do not count the first delivery, nor this last one, which nobody was shown.
-        letters = {
-            token: Letter(self.queue, body, reason, origin.delivered - 2, origin.id) for token, body, origin in worn
-        }
+        letters = {token: self._letter(body, reason, origin, origin.delivered - 2) for token, body, origin in worn}
         try:
             refused = await self._bury(letters)
         except BaseException:
@@ -202,14 +198,18 @@ class NatsConsumer:
     async def dead_letter_all(self, letters: Sequence[tuple[Delivery, str]]) -> None:
         """Move deliveries to the dead letters. One that is refused stays this consumer's, and holds up no other."""
         given = {str(delivery.token): (delivery.body, reason) for delivery, reason in letters}
-        found: dict[str, Letter] = {}
+        found: dict[str, Request] = {}
         for token in self._held([delivery for delivery, _ in letters]):
-            origin, (body, reason) = self._out[token], given[token]
-            found[token] = Letter(self.queue, body, reason, origin.delivered - 1, origin.id)
+            origin = self._out[token]
+            found[token] = self._letter(*given[token], origin, origin.delivered - 1)
         for refusal in (await self._bury(found)).values():
             raise refusal
 
-    async def _bury(self, letters: Mapping[str, Letter]) -> dict[str, BrokerError]:
+    def _letter(self, body: bytes, reason: str, origin: Origin, redeliveries: int) -> Request:
+        room = self.connection.max_payload - len(body)
+        return Request(dlq_name(self.queue), body, letter_headers(reason, redeliveries, room, origin.id))
+
+    async def _bury(self, letters: Mapping[str, Request]) -> dict[str, BrokerError]:
         """Move the messages behind these tokens. Return those that are refused."""
         if not letters:
             return {}
@@ -304,7 +304,6 @@ class NatsConsumer:
                 self.lose(f"{self.connection.place} has stopped sending heartbeats for {self.queue}")
                 return
             self._forget_lapsed()
-            self._forget_stale_pulls()
             with suppress(BrokerUnavailable):
                 self._renew_buffered()
 
@@ -318,12 +317,6 @@ class NatsConsumer:
         if lapsed:
             self._buffer = deque(each for each in self._buffer if each.token in self._leases)
             self._worn = [each for each in self._worn if each.token in self._leases]
-            self._stirred.set()
-
-    def _forget_stale_pulls(self) -> None:
-        """Count the pulls anew now and then. With a wrong count the consumer would ask for less and less."""
-        if self._requested and self._now() > self._pulled_at + PULL_EXPIRES + 2 * self._heartbeat:
-            self._requested = 0
             self._stirred.set()
 
     def _renew_buffered(self) -> None:
@@ -346,9 +339,12 @@ class NatsConsumer:
             self._home.lost(self)
 
     def abandon(self) -> dict[str, float]:
-        """Let go of everything without a word to the server. Return the tokens, and when each lease ends."""
+        """Let go of everything. Return the tokens, and when each lease ends."""
         if self._watching is not None:
             self._watching.cancel()
+        with suppress(BrokerUnavailable):
+            self.connection.stop_deliveries(self._subscription)
+        self.connection.forget(self._subscription)
         leases, self._leases = self._leases, {}
         self._out.clear()
         self._buffer.clear()
@@ -358,27 +354,18 @@ class NatsConsumer:
     async def close(self) -> None:
         self._closed = True
         self._stirred.set()
-        await self.give_back()
-        self._home.closed(self)
-
-    async def give_back(self) -> None:
-        """Give everything back, once, within a limit of time."""
         if self._farewell is None:
             self._farewell = asyncio.create_task(self._say_farewell(), name=f"giving back to {self.queue}")
         await asyncio.shield(self._farewell)
+        self._home.closed(self)
 
     async def _say_farewell(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
-        try:
+        with suppress(TimeoutError, BrokerUnavailable):  # then all comes again when the lease ends
             async with asyncio.timeout(FAREWELL):
                 await self._return_everything()
-        except (TimeoutError, BrokerUnavailable):
-            pass  # it comes again when the lease ends
-        finally:
-            self.abandon()
-            self.connection.forget(self._subscription)
+        self.abandon()
+        if self._watching is not None:
+            await asyncio.gather(self._watching, return_exceptions=True)
 
     async def _return_everything(self) -> None:
         """Give back what has arrived once the server heard that nobody listens any more."""

@@ -125,10 +125,8 @@ def _terms(lease: float) -> dict[str, Any]:
 
 def mended_consumer(config: Mapping[str, Any], lease: float) -> dict[str, Any]:
     """Return the settings of a consumer without its traps. It keeps a longer lease, which a plain worker may need."""
-    mended = {name: value for name, value in config.items() if name not in _TRAPS} | _terms(lease)
-    if "backoff" not in config:  # it stands for the lease, where there is one
-        mended["ack_wait"] = max(mended["ack_wait"], config.get("ack_wait", 0))
-    return mended
+    kept = {name: value for name, value in config.items() if name not in _TRAPS}
+    return kept | _terms(max(lease, config.get("ack_wait", 0) / NANOSECONDS))
 
 
 def consumer_fault(queue: str, config: Mapping[str, Any]) -> str | None:

@@ -1,14 +1,14 @@
 """Publishing to JetStream: requests in windows, their queues made where they are missing."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import structlog
 
 from oraculo.brokers.nats.connection import Connection, Patience
 from oraculo.brokers.nats.declare import QueueMaker
 from oraculo.brokers.nats.layout import as_header, id_headers, letter_headers, name_fault
-from oraculo.brokers.nats.replies import NOBODY, ApiError, PubAck, Request, read_confirm
+from oraculo.brokers.nats.replies import NOBODY, UNANSWERED, ApiError, PubAck, Request, read_confirm
 from oraculo.core.chunks import pages
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge, QueueDown, QueueFull
 from oraculo.ports.broker import NO_REASON, Outgoing
@@ -78,9 +78,10 @@ class JetStreamPublisher:
         refused = await self._make(connection, missing) if missing else {}
         faults: dict[str, BrokerError] = {queue: QueueDown(why) for queue, why in queues.stuck().items()}
         faults |= refused
-        if faults:
-            subjects = {number: request.subject for number, request in requests.items()}
-            errors |= {number: faults[subject] for number, subject in subjects.items() if subject in faults}
+        if not faults:
+            return requests
+        subjects = {number: request.subject for number, request in requests.items()}
+        errors |= {number: faults[subject] for number, subject in subjects.items() if subject in faults}
         return {number: request for number, request in requests.items() if number not in errors}
 
     async def _make(self, connection: Connection, missing: set[str]) -> dict[str, BrokerError]:
@@ -101,38 +102,29 @@ class JetStreamPublisher:
 
     async def _send_window(self, connection: Connection, window: Requests, errors: Errors) -> Requests:
         """Send requests together, and return those for which there is no stream."""
-        acks = await self._confirms(connection, window)
-        if any(ack is not None and ack.error is None and not ack.duplicate for ack in acks.values()):
-            connection.queues.note_stored()  # a full server confirms what it has already
-        homeless: Requests = {}
-        working: set[str] = set()
-        for number, ack in acks.items():
-            request = window[number]
-            if ack is None:
-                errors[number] = self._unheard(connection, request.subject)
-            elif ack.error is None:
-                working.add(request.subject)
-            elif ack.error is NOBODY:
-                homeless[number] = request
-            else:
-                errors[number] = _refused(connection, request, ack.error)
-        connection.queues.note_working(working)
-        return homeless
-
-    async def _confirms(self, connection: Connection, window: Requests) -> dict[int, PubAck | None]:
-        """Return the confirms. A request whose id somebody else is just storing is sent again."""
         acks = await self._exchange(connection, window)
+        failed = _failed(acks)
         async with asyncio.timeout(self._timeout):
-            while again := {number: window[number] for number, ack in acks.items() if _is_in_process(ack)}:
+            # A cluster refuses an id while it stores another message with it.
+            while again := {number: window[number] for number, error in failed.items() if error.is_id_in_process}:
                 await asyncio.sleep(_IN_PROCESS_PAUSE)
                 acks |= await self._exchange(connection, again)
-        if repeats := sum(ack is not None and ack.duplicate for ack in acks.values()):
+                failed = _failed(acks)
+        if repeats := sum([ack.duplicate for ack in acks.values()]):
             _log.info("repeats were dropped: JetStream had these messages already", count=repeats)
-        return acks
+        if len(acks) > len(failed) + repeats:
+            connection.queues.note_stored()  # a full server confirms what it has already
+        connection.queues.note_working(window[number].subject for number in acks.keys() - failed.keys())
+        for number, error in failed.items():
+            if error is UNANSWERED:
+                errors[number] = self._unheard(connection, window[number].subject)
+            elif error is not NOBODY:
+                errors[number] = _refused(connection, window[number], error)
+        return {number: window[number] for number, error in failed.items() if error is NOBODY}
 
-    async def _exchange(self, connection: Connection, window: Requests) -> dict[int, PubAck | None]:
+    async def _exchange(self, connection: Connection, window: Requests) -> dict[int, PubAck]:
         acks = await connection.exchange(list(window.values()), read_confirm, self._patience)
-        return dict(zip(window, acks, strict=True))
+        return dict(zip(window, [ack or PubAck(error=UNANSWERED) for ack in acks], strict=True))
 
     @staticmethod
     def _unheard(connection: Connection, subject: str) -> QueueDown:
@@ -159,8 +151,8 @@ def _refused(connection: Connection, request: Request, error: ApiError) -> Broke
     return refusal
 
 
-def _is_in_process(ack: PubAck | None) -> bool:
-    return ack is not None and ack.error is not None and ack.error.is_id_in_process
+def _failed(acks: Mapping[int, PubAck]) -> dict[int, ApiError]:
+    return {number: ack.error for number, ack in acks.items() if ack.error is not None}
 
 
 def _windows(requests: Requests) -> Iterator[Requests]:
