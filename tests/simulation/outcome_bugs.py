@@ -398,9 +398,10 @@ def a_run_that_is_read_again_has_one_attempt_left(patch: pytest.MonkeyPatch) -> 
 
 
 def the_deadline_of_a_reopened_run_is_not_written(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        rows, "head_record", lambda head, version: _written(head, version, deadline=head.created_at + head.timeout)
-    )
+    def wrong(head: RunHead, *rest: Any) -> Record:
+        return _written(head, *rest, deadline=head.created_at + head.timeout)
+
+    patch.setattr(rows, "head_record", wrong)
 
 
 def the_priority_of_a_run_is_not_written(patch: pytest.MonkeyPatch) -> None:
