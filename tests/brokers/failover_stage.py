@@ -22,14 +22,13 @@ class Named(MemoryBroker):
         self._name = name
         self.starts = 0
         self.away: str | None = None
-        self.losses = 0
 
     @property
     def name(self) -> str:
         return self._name
 
     def statuses(self) -> Sequence[BrokerStatus]:
-        return [BrokerStatus(self._name, self.away, self.losses)]
+        return [BrokerStatus(self._name, self.away)]
 
     async def start(self) -> None:
         self.starts += 1

@@ -419,9 +419,3 @@ async def test_a_queue_is_told_of_as_a_whole_and_as_each_broker_has_it(two: Two)
         "first": (1, 0),
         "second": (0, 1),
     }
-
-
-async def test_losses_are_passed_on(two: Two) -> None:
-    both, first, _ = two
-    first.losses = 3
-    assert [link.losses for link in both.statuses()] == [3, 0]

@@ -336,19 +336,3 @@ class TestAccess:
             await broker.start()
         await broker.close()
         listener.close()
-
-
-async def test_reply_queues_that_were_consumed_once_are_not_remembered_for_ever(
-    url: str, queue: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("oraculo.brokers.redis_streams.server.MOST_KNOWN", 5)
-    broker = RedisStreamsBroker(url)
-    await broker.start()
-    try:
-        names = [f"{queue}.{number}" for number in range(8)]
-        for name in names:
-            await (await broker.consume(name, prefetch=1)).close()
-        assert list(broker._server._consumed) == names[-5:]
-        await broker.remove(names)
-    finally:
-        await broker.close()

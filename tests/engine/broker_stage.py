@@ -6,12 +6,13 @@ pytest looks for fixtures in the module of a test, so each of those names the on
 
 import pytest
 
-from oraculo.engine.cluster import broker_watch
+from oraculo.engine.cluster import broker_marks, broker_watch
 from oraculo.ports.broker import Capabilities
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.telemetry import Record
 from oraculo.settings import EngineSettings, RunSettings, Settings
 from oraculo.testing.harness import Harness
+from oraculo.wire import naming
 from oraculo.worker import App, Worker
 from tests.brokers.failover_stage import Named, Unreadable
 
@@ -21,6 +22,7 @@ QUICK = Settings(engine=EngineSettings(poll=0.02), runs=RunSettings(backoff=0.01
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_watch, "GRACE", 0.05)
+    monkeypatch.setattr(broker_marks, "LOOK_EVERY", 0.02)
     for name in ("broker.PROBE_PAUSE", "broker.LONGEST_PROBE_PAUSE", "broker.PULSE", "consumer.FAILED_PAUSE"):
         monkeypatch.setattr(f"oraculo.brokers.failover.{name}", 0.02)
     monkeypatch.setattr("oraculo.brokers.failover.consumer.RESUBSCRIBE_PAUSE", 0.02)
@@ -64,3 +66,10 @@ async def sent_by(oraculo: Harness, run_id: str, brokers: list[str]) -> bool:
 
 async def is_ready(oraculo: Harness) -> bool:
     return (await oraculo.operations.health()).is_ready
+
+
+def forget(broker: Durable, *queues: str) -> None:
+    """Let a broker lose its memory of these queues, and its mark."""
+    assert broker._server is not None
+    for queue in (*queues, naming.MEMORY):
+        broker._server.queues.pop(queue, None)

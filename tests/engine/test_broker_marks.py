@@ -121,13 +121,11 @@ async def sent_one(oraculo: Harness, broker: Durable) -> str:
     return run_id
 
 
-@pytest.mark.parametrize("tells", [False, True])
-async def test_what_it_took_is_sent_again_once_whether_it_tells_or_not(tells: bool) -> None:
+async def test_what_it_took_is_sent_again_once() -> None:
     broker, told = Lasting("rabbitmq"), Told()
     async with Harness(settings=QUICK, broker=broker, telemetry=told) as oraculo:
         await sent_one(oraculo, broker)
         await broker.forget()
-        broker.losses += tells
         await until(lambda: is_marked(broker))
         await until(lambda: not oraculo.engine.parts.broker_watch._losses, saying="the last look")
         await until(lambda: waiting(broker))
@@ -279,35 +277,6 @@ async def test_a_broker_that_is_away_is_not_looked_at() -> None:
         broker.away, broker.looks = "pulled out", 0
         await oraculo.engine.parts.broker_marks._marks[0].look()
         assert not broker.looks
-
-
-async def test_a_broker_that_tells_of_its_loss_a_moment_later_gets_everything_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(broker_marks, "LOOK_EVERY", 600.0)
-    broker, told, links, look = Lasting("redis"), Told(), list[BrokerWatch](), BrokerWatch.look
-
-    async def counted(watch: BrokerWatch) -> None:
-        await look(watch)
-        links.append(watch)
-
-    monkeypatch.setattr(BrokerWatch, "look", counted)
-    async with Harness(settings=QUICK, broker=broker, telemetry=told) as oraculo:
-        [memory] = oraculo.engine.parts.broker_marks._marks
-        await sent_one(oraculo, broker)
-        await until(lambda: not memory.is_in_haste)
-        await broker.forget()
-        await memory.look()
-        links.clear()
-        await until(lambda: len(links) > 5)
-        broker.losses += 1
-
-        async def is_marked_again() -> bool:
-            await memory.look()
-            return await is_marked(broker)
-
-        await until(is_marked_again)
-    assert told.of(CommandsTakenBack) == [CommandsTakenBack("redis", 1)]
 
 
 async def test_where_no_mark_may_be_left_that_is_told_and_nothing_is_sent_again(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from oraculo.settings import RunSettings, Settings
 from oraculo.stores.sqlite import MEMORY, SqliteStore
 from oraculo.testing.harness import Harness
 from tests.engine import broker_stage as stage
-from tests.engine.broker_stage import QUICK, Durable, DurableUnreadable, Told, sent_by, worker_on
+from tests.engine.broker_stage import QUICK, Durable, DurableUnreadable, Told, forget, sent_by, worker_on
 from tests.engine.workers import Journal, answer, recording_app
 from tests.waiting import until
 
@@ -174,7 +174,7 @@ class Split:
         self.is_engine = True
 
     def statuses(self) -> Sequence[BrokerStatus]:
-        return [BrokerStatus("first", "away", 0), BrokerStatus("second", None, 0)]
+        return [BrokerStatus("first", "away"), BrokerStatus("second", None)]
 
     async def held_by(self, via: str, limit: int, after: str, *, dead_letters: bool) -> Sequence[str]:
         return [] if after else ["run"]
@@ -259,7 +259,7 @@ class BothAway(Split):
     second: str | None = "away"
 
     def statuses(self) -> Sequence[BrokerStatus]:
-        return [BrokerStatus("first", "away", 0), BrokerStatus("second", self.second, 0)]
+        return [BrokerStatus("first", "away"), BrokerStatus("second", self.second)]
 
 
 async def test_what_a_broker_took_is_not_taken_back_while_no_other_could_have_it(
@@ -287,10 +287,7 @@ async def test_a_broker_that_came_back_without_its_memory_gets_everything_again(
         await oraculo.publish("resultados", failure)
         await until(lambda: oraculo.operations.dead_letters("executador_b", limit=1))
         await until(lambda: sent_by(oraculo, run_id, ["redis", "redis"]))
-        assert broker._server is not None
-        for queue in ("executador_a", "executador_b.dlq"):
-            broker._server.queues.pop(queue)
-        broker.losses += 1
+        forget(broker, "executador_a", "executador_b.dlq")
         await until(lambda: oraculo.operations.dead_letters("executador_b", limit=1), saying="the dead letter again")
         await until(lambda: broker.queues(["executador_a"]), saying="the command again")
         await until(lambda: not oraculo.engine.parts.broker_watch._losses, saying="the last look")
@@ -321,7 +318,8 @@ async def test_a_loss_is_counted_once_though_the_store_fails_while_it_is_looked_
     async with Harness(settings=QUICK, broker=broker, store=store) as oraculo:
         run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}, "timeout": 30})
         await until(lambda: sent_by(oraculo, run_id, ["redis"]))
-        broker.losses += 1
+        forget(broker)
+        await until(lambda: oraculo.engine.parts.broker_watch._losses, saying="that it is noticed")
         await until(
             lambda: not store.failures and not oraculo.engine.parts.broker_watch._losses, saying="the last look"
         )
@@ -342,9 +340,7 @@ async def test_what_was_sent_before_the_clock_was_set_back_is_not_forgotten_with
         run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}, "timeout": 3600})
         await until(lambda: sent_by(oraculo, run_id, ["redis"]))
         clock.skew = -600.0
-        assert broker._server is not None
-        broker._server.queues.pop("executador_a")
-        broker.losses += 1
+        forget(broker, "executador_a")
         await until(lambda: broker.queues(["executador_a"]), saying="the command again")
 
 
@@ -361,9 +357,7 @@ def set_once_looked_for(event: asyncio.Event, monkeypatch: pytest.MonkeyPatch) -
 
 
 async def expect_sent_again_when_lost(oraculo: Harness, broker: Durable, run_id: str) -> None:
-    assert broker._server is not None
-    broker._server.queues.pop("executador_a")
-    broker.losses += 1
+    forget(broker, "executador_a")
     [state] = await until(lambda: broker.queues(["executador_a"]), saying="the command again")
     assert state.ready == 1
     await until(lambda: sent_by(oraculo, run_id, ["redis"]))

@@ -10,9 +10,10 @@ from oraculo.ports.registry import Registry
 from oraculo.ports.telemetry import LoopFailed
 from oraculo.settings import EngineSettings, Settings
 from oraculo.testing.harness import Harness
+from oraculo.wire import naming
 from tests.brokers.failover_stage import Named
 from tests.engine import broker_stage as stage
-from tests.engine.broker_stage import Durable, Told, sent_by
+from tests.engine.broker_stage import Durable, Told, forget, sent_by
 from tests.waiting import until
 
 QUICK = Settings(engine=EngineSettings(poll=0.02))
@@ -102,8 +103,7 @@ async def test_a_broker_that_comes_after_the_start_and_refuses_a_queue_is_looked
         await until(lambda: REFUSED in told.of(LoopFailed), saying="the refusal to be told")
         run_id = await oraculo.submit({"destinos": ["executador_a"]})
         await until(lambda: sent_by(oraculo, run_id, ["ledger"]), saying="the command to be sent")
-        broker._server.queues.pop("executador_a")  # type: ignore[union-attr]
-        broker.losses += 1
+        forget(broker, "executador_a")
         await until(lambda: broker.queues(["executador_a"]), saying="the command to be sent again")
 
 
@@ -140,8 +140,11 @@ async def test_a_broker_that_may_be_another_gets_all_queues_again(what: str) -> 
             await broker.leave()
             await looks(oraculo)
             broker.come_back()
-        broker._server.queues.pop("escavador_youtube")  # type: ignore[union-attr]
-        broker.losses += what == "lost its memory"
+        if what == "lost its memory":
+            await until(lambda: broker.queues([naming.MEMORY]), saying="the mark")
+            forget(broker, "escavador_youtube")
+        else:
+            broker._server.queues.pop("escavador_youtube")  # type: ignore[union-attr]
         await until(lambda: broker.queues(["escavador_youtube"]), saying="the queue again")
         broker.asked.clear()
         await looks(oraculo)

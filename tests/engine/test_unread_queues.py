@@ -21,7 +21,7 @@ class Deaf(Durable):
     """Its consumer of answers is connected and gets nothing, as a vigil finds out."""
 
     def statuses(self) -> Sequence[BrokerStatus]:
-        return [BrokerStatus("rabbitmq", None, 0, ("resultados",))]
+        return [BrokerStatus("rabbitmq", None, ("resultados",))]
 
 
 async def test_a_deaf_consumer_turns_readiness_red() -> None:

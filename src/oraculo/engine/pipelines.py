@@ -282,7 +282,7 @@ class PipelineQueues:
         self._names = names
         self._telemetry = telemetry
         self._declared: set[str] = set()
-        self._working: set[tuple[str, int]] = set()  # brokers that have those queues, each with its count of losses
+        self._working: set[str] = set()  # brokers that have those queues
 
     async def declare_all(self) -> None:
         """Declare all queues at a start, with those that engines consume.
@@ -303,7 +303,7 @@ class PipelineQueues:
     async def declare_missing(self) -> None:
         """Declare queues that are new, or that a broker did not make before.
 
-        Declare all of them when a broker works again or lost its memory, because it may be another one now.
+        Declare all of them when a broker works again, because it may be another one now.
         """
         working, known = self._working_brokers(), self._catalogue.destinations()
         self._declared = set() if working - self._working else self._declared & known
@@ -338,8 +338,12 @@ class PipelineQueues:
                 self._declared.add(queue)
                 self._telemetry.emit(LoopFailed("pipelines", f"the queue '{queue}' is refused: {error}"))
 
-    def _working_brokers(self) -> set[tuple[str, int]]:
-        return {(broker.name, broker.losses) for broker in self._broker.statuses() if broker.trouble is None}
+    def declare_again(self) -> None:
+        """Declare all queues at the next look, because a broker lost its memory."""
+        self._declared = set()
+
+    def _working_brokers(self) -> set[str]:
+        return {broker.name for broker in self._broker.statuses() if broker.trouble is None}
 
 
 @lru_cache(maxsize=8)

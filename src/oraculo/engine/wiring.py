@@ -147,6 +147,7 @@ def make_engine(settings: Settings, ports: Ports, *, name: str = "", role: Role 
 
     # What is kept going.
     broker_watch = BrokerWatch(broker, store, inbox, peers, clock, telemetry, poll)
+    broker_watch.on_loss = queues.of_pipelines.declare_again
     broker_marks = BrokerMarks(broker, broker_watch, names, telemetry, poll)
     sweep = Sweep(outbox, refused, store, inbox, peers, poll)
     lookout = Lookout(watchers, store, plans, results, lambda: peers.is_sole, poll)

@@ -92,7 +92,6 @@ class BrokerStatus(msgspec.Struct, frozen=True):
 
     name: str
     trouble: str | None  # the reason why it cannot be used now; None: no problem is known
-    losses: int = 0  # how often it restarted without the messages that it had confirmed
     deaf: tuple[str, ...] = ()  # queues whose consumer is connected, receives nothing, and is being made again
     stuck: tuple[tuple[str, str], ...] = ()  # queues that fail on a broker that works, each with the evidence
     unread: tuple[tuple[str, str], ...] = ()  # the deaf queues whose consumer fails, each with the reason

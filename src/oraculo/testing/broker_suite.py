@@ -458,14 +458,6 @@ class BrokerSuite(BrokerDeadLetters):
             consumer = await broker.consume(queue, prefetch=1)
             assert (await self.take_one(consumer)).body == b"kept"
 
-    async def test_removing_a_queue_is_no_loss(self) -> None:
-        async with self.running() as (broker, queue):
-            await (await broker.consume(queue, prefetch=1)).close()
-            before = [link.losses for link in broker.statuses()]
-            await broker.remove([queue])
-            await (await broker.consume(queue, prefetch=1)).close()
-            assert [link.losses for link in broker.statuses()] == before
-
     async def test_starting_and_closing_twice_is_fine(self) -> None:
         async with self.running() as (broker, queue):
             await publish_all(broker, [Outgoing(queue, b"kept")])

@@ -45,7 +45,7 @@ class Member:
         [seen] = self.broker.statuses()
         unread = self._unread.reasons(_now())
         deaf = tuple(dict.fromkeys((*seen.deaf, *unread))) if self.is_up else ()
-        return BrokerStatus(self.name, self.trouble, seen.losses, deaf, seen.stuck, tuple(unread.items()), seen.paused)
+        return BrokerStatus(self.name, self.trouble, deaf, seen.stuck, tuple(unread.items()), seen.paused)
 
     @property
     def is_deaf(self) -> bool:

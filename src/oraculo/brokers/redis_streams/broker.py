@@ -116,7 +116,7 @@ class RedisStreamsBroker:
         await self._server.start()
 
     def statuses(self) -> Sequence[BrokerStatus]:
-        return [BrokerStatus(self.name, self._server.trouble, self._server.losses)]
+        return [BrokerStatus(self.name, self._server.trouble)]
 
     def behind(self) -> Sequence[FullBroker]:
         return [self]
@@ -153,7 +153,7 @@ class RedisStreamsBroker:
         server.know(new)
         self._trimmer.note_sent(names)
         proved = 0 if server.trouble is None else self._room.proved_by(messages)
-        server.note_added(str(added[-1][1]), replies[-1], is_reply=messages[-1].is_reply, size=proved)
+        server.note_written(proved)
         return [self._taken] * len(messages)
 
     async def consume(self, queue: str, *, prefetch: int) -> RedisConsumer:

@@ -295,7 +295,6 @@ class RedisConsumer:
 
     def _absorb_upkeep(self, reply: Any) -> None:
         self._cursor, next_due, claimed = reply
-        self._server.note_group_seen(self._queue)
         if next_due >= 0:
             due_at = asyncio.get_running_loop().time() + next_due / 1000
             self._next_upkeep = min(self._next_upkeep, due_at)
@@ -329,7 +328,7 @@ class RedisConsumer:
         if is_gone:
             self._out.clear()
             self._claimed.clear()  # all that is left is delivered again
-            self._server.note_group_gone(self._queue)
+            self._server.known.clear()  # other groups may be gone, too
         await self._server.make_group(self._queue)
 
     async def _wait_for_request(self) -> None:

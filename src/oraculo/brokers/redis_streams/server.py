@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from oraculo.brokers.address import Address
-from oraculo.brokers.redis_streams.layout import order, table
+from oraculo.brokers.redis_streams.layout import table
 from oraculo.brokers.redis_streams.room import eviction_of
 from oraculo.clients.redis import (
     Command,
@@ -66,14 +66,10 @@ class Server:
         self.answer_timeout = answer_timeout
         self._trouble: str | None = _CLOSED
         self._refusal: _Refusal | None = None  # the last refusal of a message
-        self.losses = 0
         self.keeps = True  # confirmed messages survive a restart
         self.run_id: bytes | None = None
-        self._master: bytes | None = None  # run_id of the last server that was no replica
-        self._last_added: tuple[str, bytes] | None = None  # queue and id of the last confirmed message
         self.known: set[str] = set()  # streams whose groups existed when last seen
         self._eviction: str | None = None  # the eviction policy that was logged last
-        self._consumed: dict[str, int] = {}  # consumed queue -> `losses` when its group was last seen
 
     # -- the connection -------------------------------------------------------------------------------------------
 
@@ -180,7 +176,7 @@ class Server:
         before = self._refusal.size if self._refusal and size else 0  # otherwise it had another reason
         self._refusal = _Refusal(why, max(size, before))
 
-    def _note_written(self, size: float = 0) -> None:
+    def note_written(self, size: float = 0) -> None:
         if self._refusal is not None and size >= self._refusal.size:
             self._refusal = None
 
@@ -212,10 +208,11 @@ class Server:
             about |= read_info(reply)
         self._refuse_mode(about)
         self._log_eviction(about)
-        if about:
-            self._compare(about)
-        else:
-            await self._compare_last_added(connection)
+        run_id = about.get(b"run_id")
+        if run_id is None or run_id != self.run_id:
+            self.known.clear()  # it may be another server, or one that restarted
+        self.run_id = run_id or self.run_id
+        self.keeps = bool(about) and about.get(b"aof_enabled") != b"0"
 
     def _log_eviction(self, about: dict[bytes, bytes]) -> None:
         """Log once that the server evicts queues.
@@ -240,79 +237,25 @@ class Server:
                 "single server, or the address at which Sentinel or your provider keeps the master of one"
             )
 
-    # -- losses ---------------------------------------------------------------------------------------------------
-
-    def _compare(self, about: dict[bytes, bytes]) -> None:
-        """Compare the server with the one seen before, and count a loss if it may have lost confirmed messages.
-
-        That is a restart without an append-only file, or a replica that became master: a master confirms first and
-        replicates later.
-        """
-        self.run_id = about.get(b"run_id", self.run_id)
-        self.keeps = about.get(b"aof_enabled") != b"0"
-        if about.get(b"role") == b"slave":
-            return  # a replica confirms nothing: the next master counts
-        if self._master and self.run_id != self._master:
-            self.known.clear()
-            if not self.keeps or _was_promoted(about):
-                self.losses += 1
-        self._master = self.run_id
-
-    async def _compare_last_added(self, connection: Connection) -> None:
-        """Count a loss if the server does not know the last confirmed message. For users who may not use INFO."""
-        self.keeps = False  # as far as is known
-        if self._last_added is None:
-            return
-        queue, entry = self._last_added
-        (about,) = await connection.call([("XINFO", "STREAM", queue)])
-        if isinstance(about, ReplyError) or order(table(about)[b"last-generated-id"]) < order(entry):
-            self._last_added = None
-            self.known.clear()
-            self.losses += 1
-
-    def note_added(self, queue: str, entry: bytes, *, is_reply: bool, size: float) -> None:
-        if not is_reply:  # the client may delete a reply queue, which would look like a loss
-            self._last_added = queue, entry
-        self._note_written(size)
-
-    def note_group_gone(self, queue: str) -> None:
-        """Count a lost group. A flush counts once, because only one group was last seen after the last loss."""
-        if self._consumed.get(queue) == self.losses:
-            self.losses += 1
-        self.known.clear()
-
-    def note_group_seen(self, queue: str) -> None:
-        """Record that a command needed the group and worked. Forget the oldest: reply queues come and go."""
-        self._consumed.pop(queue, None)
-        self._consumed[queue] = self.losses
-        if len(self._consumed) > MOST_KNOWN:
-            del self._consumed[next(iter(self._consumed))]
+    # -- groups ---------------------------------------------------------------------------------------------------
 
     async def make_group(self, queue: str) -> None:
-        """Create the group for a consumer. A queue that was consumed before and has no group may have lost messages."""
+        """Create the group for a consumer."""
         groups, reply = await self.call([("XINFO", "GROUPS", queue), group_command(queue)])
-        if not group_of(queue, groups):  # looked up, because a full server refuses to create any
-            if not is_busy(reply):
-                self.checked(reply)
-            if queue in self._consumed:
-                self.note_group_gone(queue)
-        self.note_group_seen(queue)
+        if not group_of(queue, groups) and not is_busy(reply):  # a full server refuses to create any
+            self.checked(reply)
         self.know([queue])
 
     async def make_groups(self, names: Sequence[str]) -> None:
         for reply in await self.call([group_command(name) for name in names]):
             if not is_busy(reply):
                 self.checked(reply)
-                self._note_written()
+                self.note_written()
         self.know(names)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Forget queues that were removed on purpose, which is no loss."""
-        for name in names:
-            if self._last_added is not None and self._last_added[0] == name:
-                self._last_added = None
-            self.known.discard(name)
-            self._consumed.pop(name, None)
+        """Forget queues that were removed."""
+        self.known.difference_update(names)
 
     def know(self, names: Iterable[str]) -> None:
         if len(self.known) > MOST_KNOWN:
@@ -328,11 +271,6 @@ def group_of(name: str, groups: Any) -> dict[bytes, Any]:
 
 def group_command(name: str) -> Command:
     return ("XGROUP", "CREATE", name, name, "0", "MKSTREAM")
-
-
-def _was_promoted(about: dict[bytes, bytes]) -> bool:
-    """Return True when a replica became master. A restart with an append-only file ends that state."""
-    return bool(about.get(b"master_replid2", b"").strip(b"0"))
 
 
 def is_busy(reply: Any) -> bool:

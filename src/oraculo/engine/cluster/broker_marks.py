@@ -1,8 +1,7 @@
 """The marks by which engines notice that a broker forgot what it took, such as a container without its volume.
 
-Some servers report a loss while somebody is connected (`BrokerStatus.losses`), others never do, and none reports it to
-an engine that was away meanwhile. So engines leave a mark on each broker: a queue that nobody reads, with a message. A
-missing queue means that whatever the broker had taken is gone.
+No server reports that to an engine that was away meanwhile, and some never do. So engines leave a mark on each broker:
+a queue that nobody reads, with a message. A missing queue means that whatever the broker had taken is gone.
 
 An engine makes the queue again at once, so that a second loss is noticed too. The message follows when everything is
 taken back. An engine that dies before that leaves the rest to the next one.
@@ -79,7 +78,7 @@ class _BrokerMark:
         self._broker_watch = watch
         self._mark = mark
         self._is_reached = False
-        self._losses: int | None = None  # that it had reported when its mark was last there
+        self._was_seen = False  # its mark was there, when this engine looked
         self._missed_at = 0.0  # by the loop's time, just before the look that first missed it
         self._misses = 0  # looks in a row that did not find it
         self._is_begun = False  # an engine has made the queue, and its message is still to come
@@ -110,16 +109,16 @@ class _BrokerMark:
         now = asyncio.get_running_loop().time()
         [status] = self._broker.statuses()
         if status.trouble is not None:
-            self._had_nothing = self._losses is None and await self._broker_watch.gave_nothing_to(self.name)
+            self._had_nothing = not self._was_seen and await self._broker_watch.gave_nothing_to(self.name)
             return
         state = next(iter(await self._broker.queues([self._mark])), None)
         self._is_reached = True
         if state is not None and state.ready:
-            self._note_mark(status.losses)
+            self._note_mark()
         elif state is None or not self._is_lost:
             await self._miss(now, is_begun=state is not None)
         else:
-            await self._leave_mark(status.losses)
+            await self._leave_mark()
 
     async def _miss(self, now: float, *, is_begun: bool) -> None:
         """Count a look that did not find the mark, and note the loss after enough of them.
@@ -137,31 +136,29 @@ class _BrokerMark:
             self._is_begun = self._is_lost = True
             if await self._may_have_lost():
                 self._broker_watch.note_loss(self.name, self._missed_at)
-            await self._leave_mark(self._broker.statuses()[0].losses)  # only when there is nothing to take back
+            await self._leave_mark()  # only when there is nothing to take back
 
     async def _may_have_lost(self) -> bool:
-        """Return whether the broker lost something that it does not report itself.
+        """Return whether the broker lost something.
 
         A new broker has lost nothing, and what is sent to it from now on must not be sent twice.
         """
-        if self._losses is None:
-            return not (self._had_nothing or await self._broker_watch.gave_nothing_to(self.name))
-        return self._losses == self._broker.statuses()[0].losses
+        return self._was_seen or not (self._had_nothing or await self._broker_watch.gave_nothing_to(self.name))
 
     def _patience(self) -> int:
         """Return the number of looks after which this engine acts.
 
-        Another engine may finish the mark that it began, unless it died. Without one, this engine acts at once if it
-        never saw the mark. If it did, it waits for a second look: the broker may be about to report its loss itself.
+        Another engine may finish the mark that it began, unless it died. An engine that saw the mark looks twice,
+        because a server that restarts may not show all of its queues at once.
         """
-        if self._losses is None:
+        if not self._was_seen:
             return LOOKS if self._is_begun else 1
         return MORE_LOOKS if self._is_begun else 2
 
-    async def _leave_mark(self, losses: int) -> None:
+    async def _leave_mark(self) -> None:
         if self._broker_watch.has_taken_back(self.name):
             await publish_all(self._broker, [Outgoing(self._mark, MARK)])
-            self._note_mark(losses)
+            self._note_mark()
 
-    def _note_mark(self, losses: int) -> None:
-        self._losses, self._misses, self._is_lost, self.refusal = losses, 0, False, None
+    def _note_mark(self) -> None:
+        self._was_seen, self._misses, self._is_lost, self.refusal = True, 0, False, None

@@ -6,7 +6,7 @@ the answers. So does one that came back without its memory, with its dead letter
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from oraculo.core.events import BrokerLost
 from oraculo.core.machine import Verdict
@@ -96,6 +96,7 @@ class BrokerWatch:
         self._known: dict[str, BrokerStatus] = {}
         self._absences: dict[str, _Absence] = {}
         self._losses: dict[str, _Loss] = {}
+        self.on_loss: Callable[[], object] = lambda: None
         self._departures: int | None = None  # of peers, when strangers were last looked for
         # The most that the clock ever was ahead of the loop's time (see `_new_loss`).
         self._ahead = float("-inf")
@@ -114,9 +115,7 @@ class BrokerWatch:
         self._mind_clock()
         for status in statuses:
             self._report_change(status)
-            if self._acts and status.losses > self._losses_of(status.name):
-                self.note_loss(status.name)
-            self._known[status.name] = status  # before anything can fail, so that a loss is counted once
+            self._known[status.name] = status
             if self._acts:
                 await self._look_at(status, some_read if status.trouble is None else some_work)
 
@@ -138,11 +137,11 @@ class BrokerWatch:
     def note_loss(self, name: str, at: float | None = None) -> None:
         """Note that everything is gone that this broker took before `at` (by the loop's time; now by default)."""
         self._losses[name] = self._new_loss(at)
+        self.on_loss()
 
     def has_taken_back(self, name: str) -> bool:
-        """Return whether everything lost counts as unsent, after the losses that the broker reported too."""
-        reported = sum(status.losses for status in self._broker.statuses() if status.name == name)
-        return name not in self._losses and reported == self._losses_of(name)
+        """Return whether everything lost counts as unsent."""
+        return name not in self._losses
 
     async def gave_nothing_to(self, name: str) -> bool:
         """Return whether this broker surely has nothing of ours to lose."""
@@ -170,9 +169,6 @@ class BrokerWatch:
         loss.looks_left -= not undecided
         if not loss.looks_left and self._losses.get(name) is loss:
             del self._losses[name]
-
-    def _losses_of(self, name: str) -> int:
-        return self._known[name].losses if name in self._known else 0
 
     def _report_change(self, status: BrokerStatus) -> None:
         before = self._known.get(status.name)

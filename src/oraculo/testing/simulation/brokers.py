@@ -27,18 +27,13 @@ class ServerState(Enum):
 
 
 class SimulatedServer:
-    """One broker. It keeps its messages while it is away.
+    """One broker. It keeps its messages while it is away."""
 
-    `reports_losses`: connected processes learn that it lost memory.
-    """
-
-    def __init__(self, name: str, clock: Clock, *, drops_repeats: bool, reports_losses: bool) -> None:
+    def __init__(self, name: str, clock: Clock, *, drops_repeats: bool) -> None:
         self.name = name
         self.drops_repeats = drops_repeats
-        self._reports_losses = reports_losses
         self.real = MemoryBroker(clock=clock, lease=LEASE)
         self.state = ServerState.UP
-        self.losses = 0  # how often it lost its memory and reports it
         self._is_up = asyncio.Event()
         self._is_up.set()
         self._connections: dict[HostBroker, None] = {}
@@ -56,7 +51,6 @@ class SimulatedServer:
         self._is_up.set()
 
     async def lose_memory(self) -> None:
-        self.losses += self._reports_losses
         self._taken.clear()
         await self.real.close()
         await self.real.start()
@@ -101,7 +95,6 @@ class HostBroker:
         self._host = host
         self._trouble = trouble
         self._consumers: list[HostConsumer] = []
-        self._losses_before = server.losses  # a process sees only losses since it connected
         self.capabilities = Capabilities(
             durable=durable,
             shared=True,
@@ -136,7 +129,7 @@ class HostBroker:
             raise
 
     def statuses(self) -> Sequence[BrokerStatus]:
-        return [BrokerStatus(self.name, None, self._server.losses - self._losses_before)]
+        return [BrokerStatus(self.name, None)]
 
     def behind(self) -> Sequence[FullBroker]:
         return [self.whole()]

@@ -57,7 +57,6 @@ class Scenario(msgspec.Struct, frozen=True):
     brokers: int = 1  # with several, processes use any that works
     durable: bool = True  # the broker survives the death of an engine
     drops_repeats: bool = False  # the brokers drop repeated commands
-    reports_losses: bool = True  # a broker that forgets everything reports it to connected processes
     failure_rate: float = 0.15
     final_rate: float = 0.0  # share of failures that ask for no further attempt
     latency: float = 0.5
@@ -83,10 +82,7 @@ def random_scenario(dice: random.Random) -> Scenario:
     if not scenario.durable:  # a broker inside an engine is the only one
         return scenario
     brokers, drops_repeats = dice.choice((1, 1, 2, 3)), dice.random() < 0.3
-    reports_losses = dice.random() < 0.5
-    return msgspec.structs.replace(
-        scenario, brokers=brokers, drops_repeats=drops_repeats, reports_losses=reports_losses
-    )
+    return msgspec.structs.replace(scenario, brokers=brokers, drops_repeats=drops_repeats)
 
 
 def full_scenario(seed: int, additions: int | None = None) -> Scenario:

@@ -47,15 +47,12 @@ def _smaller(outcome: SeedOutcome) -> Iterator[tuple[Faults, Scenario]]:
         yield faults, msgspec.structs.replace(scenario, brokers=scenario.brokers - 1)
     if scenario.drops_repeats:
         yield faults, msgspec.structs.replace(scenario, drops_repeats=False)
-    if not scenario.reports_losses:
-        yield faults, msgspec.structs.replace(scenario, reports_losses=True)
 
 
 def _brokers(scenario: Scenario) -> str:
     kept = "kept" if scenario.durable else "lost"
     repeats = ", repeats known" if scenario.drops_repeats else ""
-    losses = "" if scenario.reports_losses else ", losses not reported"
-    return f"brokers: {scenario.brokers}, their messages {kept} when an engine dies{repeats}{losses}"
+    return f"brokers: {scenario.brokers}, their messages {kept} when an engine dies{repeats}"
 
 
 def story(outcome: SeedOutcome) -> str:

@@ -66,9 +66,7 @@ class Witness:
         self.clock = VirtualClock(loop)
         self.disk = SqliteStore(MEMORY, inline=True)
         self.servers = [
-            SimulatedServer(
-                name, self.clock, drops_repeats=scenario.drops_repeats, reports_losses=scenario.reports_losses
-            )
+            SimulatedServer(name, self.clock, drops_repeats=scenario.drops_repeats)
             for name in _server_names(scenario.brokers)
         ]
         self.violations: list[Violation] = []
