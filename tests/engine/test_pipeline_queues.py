@@ -134,7 +134,7 @@ async def test_what_could_not_be_declared_is_when_the_broker_is_back() -> None:
 
 @pytest.mark.parametrize("what", ["was away", "lost its memory"])
 async def test_a_broker_that_may_be_another_gets_all_queues_again(what: str) -> None:
-    broker = Ledger()
+    broker = DurableLedger()
     async with Harness(settings=QUICK, broker=broker) as oraculo:
         if what == "was away":
             await broker.leave()
@@ -148,7 +148,7 @@ async def test_a_broker_that_may_be_another_gets_all_queues_again(what: str) -> 
         await until(lambda: broker.queues(["escavador_youtube"]), saying="the queue again")
         broker.asked.clear()
         await looks(oraculo)
-        assert broker.asked == []  # once is enough
+        assert set(broker.asked) <= {naming.MEMORY}  # once is enough
 
 
 async def test_a_queue_that_is_refused_keeps_no_other_from_being_declared_again() -> None:
