@@ -100,6 +100,7 @@ class _BrokerMark:
         if await self._broker_watch.gave_nothing_to(self.name):
             await self._broker.declare([self._mark])
             await publish_all(self._broker, [Outgoing(self._mark, MARK)])
+            self._note_mark()
 
     async def _is_marked(self) -> bool:
         return any(state.ready for state in await self._broker.queues([self._mark]))
