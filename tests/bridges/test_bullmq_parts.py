@@ -10,7 +10,6 @@ from redis._parsers.base import BaseParser
 from redis.exceptions import ConnectionError as LostConnection
 from redis.exceptions import ResponseError
 
-from oraculo.bridges.bullmq.events import FIRST_COUNT, MOST_COUNT, READ_BYTES, ReadCount
 from oraculo.bridges.bullmq.job import decode_record, encode_record, job_id_of, record_of
 from oraculo.bridges.bullmq.ledger import Ledger
 from oraculo.bridges.bullmq.results import Results, decode_progress, is_unrecoverable, read_progress
@@ -148,19 +147,6 @@ def test_what_redis_says_is_worth_another_try_in_a_pipeline_too(reply: str, expe
     assert is_passing(error) is expected
     error.args = (f"Command # 1 (EXISTS bull:OOM LOADING :1) of pipeline caused error: {error.args}",)
     assert is_passing(error) is expected
-
-
-def test_a_read_asks_for_few_entries_while_they_are_large_and_for_more_only_when_it_was_full() -> None:
-    count = ReadCount()
-    count.learn([{"v": "x"}] * (FIRST_COUNT - 1))
-    assert count.value == FIRST_COUNT
-    for _ in range(10):
-        count.learn([{"v": "x"}] * count.value)
-    assert count.value == MOST_COUNT
-    count.learn([{"v": "x" * (READ_BYTES // 2)}] * 4)
-    assert count.value == 2
-    count.learn([{"v": "x" * READ_BYTES}] * 4, streams=2)
-    assert count.value == 1
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """A log that fails costs its own line, and never an answer."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -126,31 +125,6 @@ def test_the_first_failure_of_each_kind_shows_its_trace(monkeypatch: pytest.Monk
     failing = Failing(monkeypatch)
     for raising in (refuse_one, refuse_another, lambda: refuse_one()):
         assert isinstance(failing.told(raising)["exc_info"], ValueError)
-
-
-def wrapped(raising: Callable[[], None]) -> None:
-    try:
-        raising()
-    except ValueError as error:
-        raise ValueError("the step failed") from error
-
-
-def grouped(raising: Callable[[], None]) -> None:
-    try:
-        raising()
-    except ValueError as error:
-        failed = error
-    raise ExceptionGroup("together", [failed])
-
-
-@pytest.mark.parametrize("around", [wrapped, grouped])
-def test_what_a_failure_came_of_tells_it_from_another(
-    monkeypatch: pytest.MonkeyPatch, around: Callable[[Callable[[], None]], None]
-) -> None:
-    failing = Failing(monkeypatch)
-    for raising in (refuse_one, refuse_another):
-        assert "exc_info" in failing.told(partial(around, raising))
-        assert "exc_info" not in failing.told(partial(around, raising))
 
 
 def test_a_failure_that_was_raised_on_purpose_is_one_line_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:

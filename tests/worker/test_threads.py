@@ -1,12 +1,9 @@
 import threading
 from concurrent.futures import wait
-from typing import Any
 
 import pytest
 
-from oraculo.worker import App
 from oraculo.worker.threads import DaemonThreads
-from tests.worker.stage import Stage
 
 
 def test_results_and_errors_come_back() -> None:
@@ -93,28 +90,3 @@ def test_a_call_without_any_thread_fails_and_does_not_run_later(monkeypatch: pyt
     assert threads.submit(divmod, 7, 2).result(5) == (3, 1)
     assert ran == []
     threads.shutdown()
-
-
-async def test_a_worker_that_gets_no_thread_for_plain_handlers_does_not_begin_and_fails_no_command(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    app = App("a")
-    app.queue("q")(lambda _payload: "done")
-    await stage.send("q")
-    with monkeypatch.context() as limited:
-        let_none_start(limited)
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            async with stage.worker(app):
-                assert "can't start" not in (await stage.payload())["erros"][0]
-    assert (await stage.left("q"))[:2] == (1, 0)
-
-
-async def test_a_worker_without_plain_handlers_needs_no_thread(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = App("a")
-
-    @app.queue("q")
-    async def work(_payload: dict[str, Any]) -> str:
-        return "done"
-
-    let_none_start(monkeypatch)
-    assert (await stage.payload_for(app, "q"))["resultado"] == "done"

@@ -50,9 +50,6 @@ class WorkerLog:
                 print(line.encode("ascii", "backslashreplace").decode(), file=sys.stderr)
 
 
-_MOST_COMPARED = 20  # exceptions of one failure, to find repeats of it
-
-
 class FailureLog:
     """The log of what handlers raise. The traceback of the same failure is written once a minute; of DoNotRetry none.
 
@@ -66,28 +63,12 @@ class FailureLog:
         if on_purpose:
             log.error("handler failed", handler=handler, reason=shortened(reason))
             return
-        same = handler, *map(_way, _story(error))
+        # The lines of code that raised it. A cause further back does not count.
+        same = handler, type(error), *((frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__))
         if times := self._repeats.times(same, time.monotonic()):
             log.error("handler failed", handler=handler, exc_info=error, **_often(times))
         else:
             log.error("handler failed", handler=handler, reason=shortened(reason))
-
-
-def _story(error: BaseException) -> list[BaseException]:
-    """Return the error with its causes, its contexts and the members of its group."""
-    found, rest = list[BaseException](), [error]
-    while rest and len(found) < _MOST_COMPARED:
-        each = rest.pop()
-        if all(each is not other for other in found):  # a handler's own class may define equality
-            found.append(each)
-            rest += each.exceptions if isinstance(each, BaseExceptionGroup) else ()
-            rest += filter(None, (each.__cause__, None if each.__suppress_context__ else each.__context__))
-    return found
-
-
-def _way(error: BaseException) -> tuple[type, int]:
-    """Return a key of the lines that raised the error."""
-    return type(error), hash(tuple((frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)))
 
 
 def _often(times: int) -> dict[str, int]:

@@ -95,17 +95,13 @@ class Worker:
         await self.stop()
 
     async def start(self) -> None:
-        """Begin to take commands. Idempotent; a stopped worker does not start again.
-
-        Raises RuntimeError, with the text NO_THREAD, when the system refuses the first thread for plain handlers.
-        """
+        """Begin to take commands. Idempotent; a stopped worker does not start again."""
         if self._started or self._stopping is not None:
             return
         if not self._app.handlers:
             raise InvalidInput.at(
                 "app", f"'{self._app.name}' has no handlers: decorate a function with its queue first"
             )
-        self._make_threads()
         self._started = True
         self._assemble()
         self._outbox_duty = self._begin(self._outbox.run(), "oraculo-outbox")
@@ -127,13 +123,9 @@ class Worker:
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop(), name="oraculo-stop")
 
-    def _make_threads(self) -> None:
-        most = self._settings.concurrency * (1 + OVERDUE_PER_PLACE)
-        self._threads = DaemonThreads(most, f"oraculo-{self._app.name}")
-        if any(not handler.is_async for handler in self._app.handlers.values()):
-            self._threads.start_one()
-
     def _assemble(self) -> None:
+        most_threads = self._settings.concurrency * (1 + OVERDUE_PER_PLACE)
+        self._threads = DaemonThreads(most_threads, f"oraculo-{self._app.name}")
         writer = AnswerWriter(self._clock, self._names)
         remembered = RememberedAnswers(self._settings.remembered)
         lanes = [Lane(handler, self._limit_of(handler)) for handler in self._app.handlers.values()]

@@ -28,17 +28,6 @@ class DaemonThreads(Executor):
         self._lock = threading.Lock()
         self._closed = False
 
-    def start_one(self) -> None:
-        """Start the first thread, so that no later call fails for want of one.
-
-        Raises RuntimeError, with the text NO_THREAD, when the system refuses it.
-        """
-        with self._lock:
-            thread = threading.Thread(target=self._wait_and_work, name=f"{self._name}_0", daemon=True)
-            thread.start()
-            self._threads.append(thread)
-            self._idle += 1
-
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
         """Run a call. Raises RuntimeError after `shutdown`, and when no thread exists and none can be started."""
         future: Future[T] = Future()
@@ -63,12 +52,6 @@ class DaemonThreads(Executor):
                 raise
         else:
             self._threads.append(thread)
-
-    def _wait_and_work(self) -> None:
-        if (call := self._calls.get()) is not None:
-            _perform(*call)
-            del call
-            self._work()
 
     def _work(self) -> None:
         while (call := self._next_call()) is not None:

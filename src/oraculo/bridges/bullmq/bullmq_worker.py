@@ -40,6 +40,7 @@ class BullmqWorker(Worker):  # type: ignore[misc]
             "stalledInterval": max(500, lock // 2),
             "maxStalledCount": NEVER,
             "runRetryDelay": RECONNECT,
+            "drainDelay": WATCH_PAUSE,  # BullMQ may miss the marker of a new job, which then waits this long
             "settings": {"backoffStrategy": _pause_of_strange_backoff},
         }
         super().__init__(settings.entry, process, options)

@@ -156,11 +156,12 @@ class Entry:
         """Update the job's progress until its run has ended, which is 100 however it did, or the bridge stops."""
         shown = -1
         while True:
-            percent = 100 if following.done() and not following.exception() else self._percents.get(run_id, shown)
+            has_ended = following.done()  # it may end while the progress before is being shown
+            percent = 100 if has_ended and not following.exception() else self._percents.get(run_id, shown)
             if percent != shown:
                 await self._try_to_show(job, job.updateProgress(percent))
                 shown = percent
-            if following.done() or stopping.done():
+            if has_ended or stopping.done():
                 return
             await asyncio.wait((following, stopping), timeout=POLL, return_when=asyncio.FIRST_COMPLETED)
 

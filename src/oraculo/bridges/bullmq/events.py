@@ -20,8 +20,7 @@ from oraculo.bridges.bullmq.server import BLOCKING_TIMEOUT, BullmqRedis, Refusal
 from oraculo.ports.clock import Clock
 
 BLOCK = 0.2  # seconds that one read waits; then the queues are looked up again, and a new one is read too
-READ_BYTES = 4 * 1024 * 1024
-FIRST_COUNT, MOST_COUNT = 10, 500
+COUNT = 50  # entries of a stream in one read; each may hold a whole result
 MOST_SEARCHED = 50_000  # entries of a stream
 STALLED = "the job stalled: its worker was lost, and BullMQ gives it to another"
 ENDINGS = ("completed", "failed")
@@ -62,23 +61,6 @@ class Event(msgspec.Struct):
         return self.kind == "removed" and self.fields.get("prev") in ENDINGS
 
 
-class ReadCount:
-    """The number of entries that one read asks for: about 4 MB of them, by the size of the last ones.
-
-    It grows slowly, and only while reads return as many as they asked for.
-    """
-
-    def __init__(self) -> None:
-        self.value = FIRST_COUNT
-
-    def learn(self, entries: Sequence[Mapping[str, str]], streams: int = 1) -> None:
-        if entries:
-            size = sum(len(value) for fields in entries for value in fields.values())
-            fitting = READ_BYTES * len(entries) // (streams * max(1, size))
-            most = 2 * self.value if len(entries) >= self.value else self.value
-            self.value = max(1, min(MOST_COUNT, most, fitting))
-
-
 class EventReader:
     def __init__(
         self,
@@ -98,7 +80,6 @@ class EventReader:
         self._clock = clock
         self._group = f"oraculo-{prefix}" if prefix else "oraculo"
         self._grouped: set[str] = set()
-        self._count = ReadCount()
 
     async def run(self) -> None:
         client = self._server.connection(timeout=BLOCKING_TIMEOUT)
@@ -137,7 +118,7 @@ class EventReader:
         streams = dict.fromkeys(queues, ">")
         try:
             read = await client.xreadgroup(
-                self._group, "oraculo", streams, count=self._count.value, block=int(BLOCK * 1000), noack=True
+                self._group, "oraculo", streams, count=COUNT, block=int(BLOCK * 1000), noack=True
             )
         except ResponseError as error:
             if not any(sign in str(error) for sign in _STREAM_LOST):
@@ -145,7 +126,6 @@ class EventReader:
             self._grouped.clear()  # a queue was obliterated, with its stream
             return
         entries = {queues[stream]: list(_fields_of(entries)) for stream, entries in _pairs(read)}
-        self._count.learn([fields for each in entries.values() for fields in each], len(entries))
         events = [
             Event(fields["event"], queue, fields["jobId"], fields)
             for queue, each in entries.items()
@@ -183,11 +163,10 @@ class EventReader:
 
 async def newest_endings(client: Any, stream: str) -> AsyncIterator[Mapping[str, str]]:
     """Give out the events of a stream that end a job, from the newest on."""
-    latest, searched, count = "+", 0, ReadCount()
-    while searched < MOST_SEARCHED:
-        asked = count.value
+    latest = "+"
+    for _ in range(MOST_SEARCHED // COUNT):
         try:
-            page = await client.xrevrange(stream, max=latest, count=asked)
+            page = await client.xrevrange(stream, max=latest, count=COUNT)
         except ResponseError as error:
             if is_passing(error):
                 raise
@@ -196,10 +175,8 @@ async def newest_endings(client: Any, stream: str) -> AsyncIterator[Mapping[str,
         for _, fields in page:
             if fields.get("event") in ENDINGS and "jobId" in fields:
                 yield fields
-        if len(page) < asked:
+        if len(page) < COUNT:
             return
-        count.learn([fields for _, fields in page])
-        searched += len(page)
         latest = f"({page[-1][0]}"
 
 
