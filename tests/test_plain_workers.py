@@ -42,6 +42,9 @@ BROKER_OF = {
     "node_ioredis": "redis",
     "nats_worker.py": "nats",
 }
+# The same troubles again, for the workers in another language.
+PYTHON_FIRST = [name if name.endswith(".py") else pytest.param(name, marks=pytest.mark.long) for name in BROKER_OF]
+REDIS_WORKERS = ["redis_worker.py", pytest.param("node_ioredis", marks=pytest.mark.long)]
 OURS = [name for name in os.listdir(PLAIN) if not name.startswith(("_", "."))]
 
 
@@ -198,7 +201,7 @@ def start_hurried(start: Start, tmp_path: Path) -> Start:
     return started
 
 
-@pytest.mark.parametrize("name", BROKER_OF)
+@pytest.mark.parametrize("name", PYTHON_FIRST)
 async def test_a_plain_worker_waits_for_its_server_at_its_start_and_later(
     name: str, fleet: Fleet, start_hurried: Start
 ) -> None:
@@ -244,7 +247,7 @@ async def test_the_one_of_pika_keeps_its_connection_while_it_works(fleet: Fleet,
     assert worker.tail().count("at work") == 1
 
 
-@pytest.mark.parametrize("name", ["redis_worker.py", "node_ioredis"])
+@pytest.mark.parametrize("name", REDIS_WORKERS)
 @pytest.mark.parametrize(
     ("trouble", "told", "mend"),
     [
@@ -269,7 +272,7 @@ async def test_those_of_redis_wait_for_a_server_that_takes_nothing(
         worker.expect_alive()
 
 
-@pytest.mark.parametrize("name", ["redis_worker.py", "node_ioredis"])
+@pytest.mark.parametrize("name", REDIS_WORKERS)
 async def test_those_of_redis_find_what_was_on_its_way_when_the_connection_was_lost(name: str, start: Start) -> None:
     queue, command = "executador_plano", {"correlation_id": "c", "tipo_evento": "iniciar_execucao", "payload": 1}
     with Valkey() as server, redis.Redis.from_url(server.url) as client:
@@ -296,7 +299,7 @@ async def test_the_one_of_redis_goes_on_when_its_server_was_killed_and_is_back(s
             await until(lambda: client.xlen("resultados"), saying="its answer")
 
 
-@pytest.mark.parametrize("name", ["redis_worker.py", "node_ioredis"])
+@pytest.mark.parametrize("name", REDIS_WORKERS)
 async def test_those_of_redis_go_on_when_all_was_flushed(name: str, start: Start) -> None:
     with Valkey() as server, redis.Redis.from_url(server.url) as client:
         worker = start(name, server.url, "executador_plano")
@@ -423,7 +426,7 @@ async def test_a_result_that_is_no_json_is_a_failure_of_the_work(
     assert "not JSON serializable" in aggregate["falhas"]["executador_x"]["motivo"]
 
 
-@pytest.mark.parametrize("name", ["redis_worker.py", "node_ioredis"])
+@pytest.mark.parametrize("name", REDIS_WORKERS)
 async def test_those_of_redis_bury_a_command_whose_answer_has_nowhere_to_go(name: str, start: Start) -> None:
     queue, command = "executador_plano", {"correlation_id": "c", "tipo_evento": "iniciar_execucao", "payload": 1}
     with Valkey() as server, redis.Redis.from_url(server.url) as client:

@@ -27,7 +27,7 @@ Make = Callable[..., Settings]
 def make(fleet: Fleet) -> Make:
     """Make settings for the shared servers."""
     expect_node(fleet)
-    return lambda **bullmq: bull_settings(fleet.url("rabbitmq"), fleet.url("redis"), **bullmq)
+    return lambda **bullmq: bull_settings(fleet.url("redis"), fleet.url("redis"), **bullmq)
 
 
 @pytest.fixture
@@ -383,9 +383,10 @@ async def test_a_command_that_cannot_go_on_is_a_dead_letter(
     assert letters[0].reason.startswith(reason)
 
 
-async def test_an_answer_that_no_queue_takes_is_a_dead_letter(make: Make, tmp_path: Path) -> None:
-    """No broker makes the queue that the command names for its answer."""
-    settings = make(queues=(QUEUE,))
+async def test_an_answer_that_no_queue_takes_is_a_dead_letter(fleet: Fleet, tmp_path: Path) -> None:
+    """RabbitMQ does not make the queue that the command names for its answer."""
+    expect_node(fleet)
+    settings = bull_settings(fleet.url("rabbitmq"), fleet.url("redis"), queues=(QUEUE,))
     command = {
         "correlation_id": "x",
         "tipo_evento": "iniciar_execucao",

@@ -21,6 +21,9 @@ LAST = "last-queue"  # nobody serves it until the end, so that no run is over be
 MAPPED = "text-queue"  # a queue of ours, whose commands go on to BullMQ's queue of that name
 PART = "ponte bullmq"
 
+# The server that is away: our broker, or BullMQ's Redis.
+AWAY = [("redis", True), ("redis", False), pytest.param("rabbitmq", True, marks=pytest.mark.long)]
+
 pytestmark = pytest.mark.timeout(240)
 
 
@@ -48,7 +51,7 @@ async def begun(folder: Path, count: int = 1) -> None:
 async def test_a_worker_that_is_killed_in_the_middle_of_a_job(fleet: Fleet, tmp_path: Path) -> None:
     """BullMQ gives the job to another worker. The history shows the stall, and the run gets the result."""
     settings = bull_settings(fleet.url("rabbitmq"), fleet.url("redis"))
-    worker = node_worker(settings, tmp_path, QUEUE)
+    worker = node_worker(settings, tmp_path, QUEUE, script="worker.mjs")
     async with BullStage(settings) as oraculo, working(worker):
         run_id = await oraculo.submit(only(faz="pendura_uma_vez"))
         await begun(tmp_path)
@@ -63,7 +66,7 @@ async def test_a_worker_that_is_killed_in_the_middle_of_a_job(fleet: Fleet, tmp_
 
 async def test_a_job_that_kills_every_worker_fails(fleet: Fleet, tmp_path: Path) -> None:
     settings = bull_settings(fleet.url("rabbitmq"), fleet.url("redis"))
-    worker = node_worker(settings, tmp_path, QUEUE, options={"maxStalledCount": 0})
+    worker = node_worker(settings, tmp_path, QUEUE, options={"maxStalledCount": 0}, script="worker.mjs")
     async with BullStage(settings) as oraculo, working(worker):
         step = {"type": "PASSO", "queue": f"bullmq://{QUEUE}", "retry": {"maxAttempts": 1}}
         await oraculo.operations.put_pipeline("p", json.dumps({"name": "p", "steps": [step]}).encode())
@@ -158,11 +161,14 @@ async def test_an_application_does_not_notice_that_the_engine_is_killed(fleet: F
 # -- the servers ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["rabbitmq", "redis"])
-async def test_a_server_that_is_killed_and_started_again(name: str, fleet: Fleet, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "is_ours"), AWAY)
+async def test_a_server_that_is_killed_and_started_again(
+    name: str, is_ours: bool, fleet: Fleet, tmp_path: Path
+) -> None:
     server = fleet.breakable(name)
-    urls = {each: fleet.url(each) for each in ("rabbitmq", "redis")} | {name: server.url}
-    settings = bull_settings(urls["rabbitmq"], urls["redis"])
+    settings = bull_settings(
+        server.url if is_ours else fleet.url("rabbitmq"), fleet.url("redis") if is_ours else server.url
+    )
     worker, last_worker = node_worker(settings, tmp_path, QUEUE), node_worker(settings, tmp_path, LAST)
     request = many(200)
     request["destinos"].append({"id": "t200", "fila": f"bullmq://{LAST}", "payload": {"n": 200}})

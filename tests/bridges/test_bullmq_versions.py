@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from oraculo.settings import Settings
-from tests.bridges.node.processes import NodeProcess, expect_node, installed
+from tests.bridges.node.processes import HubProgram, expect_node
 from tests.bridges.node.stage import BullStage, bull_settings, node_client, node_worker, working
 from tests.servers.fleet import Fleet
 from tests.waiting import until
@@ -25,7 +25,7 @@ Make = Callable[..., Settings]
 def make(fleet: Fleet) -> Make:
     """Make settings for the shared servers."""
     expect_node(fleet)
-    return lambda **bullmq: bull_settings(fleet.url("rabbitmq"), fleet.url("redis"), entry=ENTRY, **bullmq)
+    return lambda **bullmq: bull_settings(fleet.url("redis"), fleet.url("redis"), entry=ENTRY, **bullmq)
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def settings(make: Make) -> Settings:
 
 async def administer(settings: Settings, folder: Path, queue: str, *action: str) -> Any:
     bullmq, log = settings.bullmq, folder / f"admin-{uuid.uuid4().hex[:6]}.log"
-    process = NodeProcess(installed() / "admin.mjs", bullmq.url, bullmq.prefix, queue, *action, log=log)
+    process = HubProgram("admin.mjs", bullmq.url, bullmq.prefix, queue, *action, log=log)
     process.start()
     return (await process.ended())[-1]["feito"]
 

@@ -19,7 +19,9 @@ from tests.waiting import until
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["rabbitmq", "redis"])
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="module", params=["rabbitmq", pytest.param("redis", marks=pytest.mark.long)]
+)
 async def worker(
     request: pytest.FixtureRequest, fleet: Fleet, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[CeleryWorker]:

@@ -317,6 +317,7 @@ def test_an_app_that_ends_the_process_when_it_is_imported_is_named(
         load_apps(Settings(celery=CelerySettings(apps=("desiste_no_celery:app",))))
 
 
+@pytest.mark.long
 async def test_the_command_of_the_page_runs_where_the_module_is(fleet: Fleet, tmp_path: Path) -> None:
     (tmp_path / "meus_workers.py").write_text("from tests.bridges.celery_handlers import app")
     settings = settings_for(fleet.url("rabbitmq"))
@@ -336,6 +337,7 @@ async def test_the_command_of_the_page_runs_where_the_module_is(fleet: Fleet, tm
         engine.kill()
 
 
+@pytest.mark.long
 async def test_a_worker_that_fails_ends_with_celerys_exit_status(fleet: Fleet, tmp_path: Path) -> None:
     """A supervisor then starts it again."""
     settings, name = settings_for(fleet.url("rabbitmq")), f"{tmp_path.name}@aqui"
@@ -390,6 +392,7 @@ def test_no_variable_of_celerys_is_put_before_our_address(name: str, monkeypatch
     assert app.connection_for_write("amqp://b.example").hostname == "b.example"
 
 
+@pytest.mark.long
 async def test_a_worker_beside_another_app_of_celerys_reads_our_broker(fleet: Fleet, tmp_path: Path) -> None:
     settings = settings_for(fleet.url("rabbitmq"))
     engine = Engine(settings, tmp_path / "worker.log", "-c", "1", APP="theirs", **dict.fromkeys(VARIABLES, NOWHERE))

@@ -3,8 +3,9 @@
 import os
 import socket
 import subprocess
+import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ async def report(payload: dict[str, Any]) -> dict[str, Any]:
 class EntryWorker:
     """A process of `celery -A oraculo.celery_app worker`."""
 
-    def __init__(self, settings: Settings, log: Path, celery_url: str = "") -> None:
+    def __init__(self, settings: Settings, log: Path, celery_url: str = "", *, celery: Sequence[str] = CELERY) -> None:
         self.log = log
         env = os.environ | {
             "ORACULO_BROKER_URL": settings.broker.url,
@@ -57,7 +58,7 @@ class EntryWorker:
             "ORACULO_BROKER_PUBLISH_TIMEOUT": "1",
             "ORACULO_BROKER_CONNECT_TIMEOUT": "1",
         }
-        command = [*CELERY, "-A", "oraculo.celery_app", "worker", "-l", "INFO", "-c", "1"]
+        command = [*celery, "-A", "oraculo.celery_app", "worker", "-l", "INFO", "-c", "1"]
         with log.open("ab") as output:
             self._process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=output)
 
@@ -73,14 +74,14 @@ class EntryWorker:
         self._process.wait(30)
 
 
-@pytest.fixture(params=["rabbitmq", pytest.param("redis", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=["rabbitmq", pytest.param("redis", marks=pytest.mark.long)])
 def settings(request: pytest.FixtureRequest, fleet: Fleet) -> Settings:
     return settings_for(fleet.url(request.param))
 
 
-@pytest.fixture
-def entry(settings: Settings, tmp_path: Path) -> Iterator[EntryWorker]:
-    started = EntryWorker(settings, tmp_path / "entry.log")
+@pytest.fixture(scope="module")
+def entry(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EntryWorker]:
+    started = EntryWorker(settings, tmp_path_factory.mktemp("entry") / "entry.log")
     yield started
     started.end()
 
@@ -119,12 +120,12 @@ async def _ended(oraculo: Stage, entry: EntryWorker, run_id: str) -> dict[str, A
 
 async def test_the_same_task_twice_is_one_run(settings: Settings, entry: EntryWorker) -> None:
     queue, run_id = f"{settings.broker.prefix}orquestrador_core", f"run-{uuid.uuid4()}"
-    celery = client(settings.broker.url)
+    celery, before = client(settings.broker.url), entry.log.read_text().count("succeeded in")
     async with Stage(settings, workers) as oraculo:
         for _ in range(2):
             celery.send_task("iniciar_coleta", (run_id, "youtube", {}), queue=queue)
         await _ended(oraculo, entry, run_id)
-        await until(lambda: entry.log.read_text().count("succeeded in") == 2, within=20, saying="both tasks")
+        await until(lambda: entry.log.read_text().count("succeeded in") == before + 2, within=20, saying="both tasks")
         assert len((await oraculo.operations.runs(RunQuery())).heads) == 1
 
 
@@ -157,6 +158,16 @@ async def test_a_request_that_could_only_be_refused_rests_in_the_dead_letters(
     assert any("missing 1 required positional argument: 'fonte'" in reason for reason in found)
 
 
+# Celery with short pauses between the retries of a request.
+HURRIED = """
+from celery.__main__ import main
+from oraculo.bridges.celery import entry
+
+entry._FIRST_PAUSE = 0.1
+main()
+"""
+
+
 @pytest.fixture
 def ours(fleet: Fleet) -> Server:
     return fleet.breakable("redis")
@@ -167,7 +178,7 @@ async def test_after_the_last_retry_the_request_rests_in_a_dead_letter_queue(
 ) -> None:
     """Our broker is away, and Celery's works."""
     theirs, settings = fleet.url("rabbitmq"), settings_for(ours.url)
-    entry = EntryWorker(settings, tmp_path / "entry.log", celery_url=theirs)
+    entry = EntryWorker(settings, tmp_path / "entry.log", celery_url=theirs, celery=[sys.executable, "-c", HURRIED])
     try:
         await until(lambda: entry.says(" ready."), within=30, saying="the worker to be ready")
         ours.kill()

@@ -142,14 +142,14 @@ async def test_a_celery_worker_that_is_killed_with_an_early_ack_ends_in_a_timeou
     worker = start(fleet.url(broker))
     await worker.is_ready()
     async with Cluster(tmp_path, fleet.url("rabbitmq"), workers=0, **bridge_to(worker)) as cluster:
-        run = await submit(cluster, "loja.esperar", gate.payload, timeout=10)
+        run = await submit(cluster, "loja.esperar", gate.payload, timeout=5)
         await gate.has_begun()
         worker.kill()
         found = await cluster.ended(run)
         assert found["falhas"]["t"]["status"] == "timeout"
 
 
-@pytest.fixture(params=BROKERS)
+@pytest.fixture(params=["redis", pytest.param("rabbitmq", marks=pytest.mark.long)])
 def server(request: pytest.FixtureRequest, fleet: Fleet) -> Server:
     return fleet.breakable(request.param)
 
@@ -189,7 +189,6 @@ async def _bridge_is(cluster: Cluster, trouble: str | None) -> str:
     return found
 
 
-@pytest.mark.parametrize("server", ["redis", pytest.param("rabbitmq", marks=pytest.mark.long)], indirect=True)
 async def test_our_broker_is_killed_and_started_again(
     server: Server, fleet: Fleet, start: Start, gate: Gate, tmp_path: Path
 ) -> None:
@@ -283,7 +282,7 @@ async def test_a_queue_that_nobody_made_waits_for_its_worker(fleet: Fleet, start
         assert (await stage.ended(run))["status"] == "concluida"
 
 
-@pytest.mark.parametrize("broker", ["rabbitmq", "redis"])
+@pytest.mark.parametrize("broker", BROKERS)
 async def test_a_worker_that_starts_after_the_bridge_is_soon_asked_for_its_events(
     fleet: Fleet, start: Start, broker: str
 ) -> None:

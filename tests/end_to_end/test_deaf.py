@@ -18,7 +18,7 @@ from oraculo.ports.broker import Consumer, Delivery
 from oraculo.wire.timestamps import to_iso
 from tests.end_to_end.stage import Stage, settings_for
 from tests.engine.workers import Journal, answer, recording_app
-from tests.servers.fleet import BROKERS, Fleet
+from tests.servers.fleet import BROKERS, REDIS_FIRST, Fleet
 from tests.waiting import until
 
 
@@ -68,7 +68,7 @@ async def test_a_consumer_made_deaf_on_the_server_works_again(name: str, fleet: 
         await until(is_ready, saying="readiness")
 
 
-@pytest.mark.parametrize("name", BROKERS)
+@pytest.mark.parametrize("name", REDIS_FIRST)
 async def test_a_consumer_that_gets_nothing_for_no_reason_anybody_knows_is_found_out(
     name: str, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,7 +100,7 @@ async def test_a_paused_consumer_of_nats_is_named_and_no_worker_is_blamed(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("oraculo.core.explain._SLOW", 0.0)
-    url, request = fleet.url("nats"), {"destinos": ["executador_x"], "payload": {}, "timeout": 8}
+    url, request = fleet.url("nats"), {"destinos": ["executador_x"], "payload": {}, "timeout": 5}
     async with Stage(settings_for(url, silence=0.5), recording_app(Journal(), ("executador_x",))) as oraculo:
         assert isinstance(oraculo.broker, LivenessBroker)
         monkeypatch.setattr(oraculo.broker, "_patience", 1.0)
@@ -120,7 +120,7 @@ async def test_a_paused_consumer_of_nats_is_named_and_no_worker_is_blamed(
         assert not health.is_ready
         assert (health.parts["broker nats"] or "").endswith(f"; {answers}: {paused}")
         motive = (await oraculo.ended(run_id, wait=45))["falhas"]["executador_x"]["motivo"]
-        assert motive == f"no answer in 8 s; ORÁCULO itself heard nothing on queue resultados ({paused})"
+        assert motive == f"no answer in 5 s; ORÁCULO itself heard nothing on queue resultados ({paused})"
         await pause(url, answers, datetime.now(UTC) - timedelta(hours=1))
         assert (await oraculo.run(request, wait=45))["status"] == "concluida"
 

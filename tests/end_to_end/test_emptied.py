@@ -13,7 +13,7 @@ from oraculo.stores.sqlite import SqliteStore
 from oraculo.wire.naming import QueueNames
 from tests.end_to_end.stage import Stage, settings_for
 from tests.engine.workers import Journal, recording_app
-from tests.servers.fleet import BROKERS, Fleet
+from tests.servers.fleet import BROKERS, REDIS_FIRST, Fleet
 from tests.waiting import until
 
 QUEUE = "executador_a"
@@ -39,7 +39,7 @@ async def test_while_the_engine_was_down(name: str, fleet: Fleet, tmp_path: Path
         await until(lambda: is_marked(after))
 
 
-@pytest.mark.parametrize("name", BROKERS)
+@pytest.mark.parametrize("name", REDIS_FIRST)
 async def test_while_the_engine_runs(name: str, fleet: Fleet) -> None:
     settings = settings_for(fleet.url(name))
     async with Stage(settings) as oraculo:

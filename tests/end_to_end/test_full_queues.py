@@ -53,7 +53,9 @@ async def state(oraculo: Stage, queue: str) -> QueueState:
     return found
 
 
-@pytest.mark.parametrize(("name", "limit"), [("rabbitmq", limit_rabbitmq), ("nats", limit_nats)])
+@pytest.mark.parametrize(
+    ("name", "limit"), [("rabbitmq", limit_rabbitmq), pytest.param("nats", limit_nats, marks=pytest.mark.long)]
+)
 async def test_a_full_queue_holds_up_no_other(name: str, limit: Limit, fleet: Fleet) -> None:
     settings = settings_for(fleet.url(name))
     async with Stage(settings, recording_app(Journal(), (WELL,))) as oraculo:

@@ -24,6 +24,8 @@ from tests.servers.valkey import Valkey
 BROKERS = ("rabbitmq", "redis", "nats")
 # For what depends little on which it is: the others are for the long form.
 ONE_BROKER = (BROKERS[0], *(pytest.param(name, marks=pytest.mark.long) for name in BROKERS[1:]))
+# For what takes long on RabbitMQ, and depends little on which it is.
+REDIS_FIRST = ("redis", *(pytest.param(name, marks=pytest.mark.long) for name in ("rabbitmq", "nats")))
 _MAKERS: dict[str, Callable[[], Server]] = {
     "rabbitmq": RabbitMQ,
     "redis": Valkey,

@@ -1,10 +1,10 @@
-"""Runs Node programs with the real npm packages, each as a process of its own."""
+"""Runs Node programs with the real npm packages: as processes of their own, or many in one process, the hub."""
 
-import asyncio
 import atexit
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -69,9 +69,13 @@ class NodeProcess:
         await until(lambda: self._says(word, before), within=30, saying=f"{self._command} to be ready")
 
     def _says(self, word: str, before: int) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, f"it ended:\n{self.output()[-3000:]}"
+        assert not self._has_ended(), f"it ended:\n{self.output()[-3000:]}"
         return self.output().count(word) > before
+
+    def _has_ended(self) -> bool:
+        """Return whether it ended by itself; a failure is shown."""
+        assert self._process is not None
+        return self._process.poll() is not None
 
     def output(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
@@ -90,13 +94,62 @@ class NodeProcess:
 
     async def ended(self, within: float = 60) -> list[dict[str, Any]]:
         """Wait until it ends by itself, and return what it wrote."""
-        assert self._process is not None
-        process = self._process
         try:
-            await until(lambda: process.poll() is not None, within=within, saying=f"the end of {self._command}")
+            await until(self._has_ended, within=within, saying=f"the end of {self._command}")
         except AssertionError:
             self.kill()  # else it would knock at the port of the next test's server for ever
             raise
-        await asyncio.sleep(0)
-        assert process.returncode == 0, self.output()[-3000:]
+        assert self._code() == 0, self.output()[-3000:]
         return self.lines()
+
+    def _code(self) -> int | None:
+        return None if self._process is None else self._process.returncode
+
+
+class HubProgram(NodeProcess):
+    """A program in the hub: the packages take a second to load, and are loaded once for all tests."""
+
+    def __init__(self, script: str, *arguments: str, log: Path, environment: Mapping[str, str] | None = None) -> None:
+        super().__init__(Path(script), *arguments, log=log, environment=environment)
+        self._request = {"script": script, "arguments": arguments, "environment": environment or {}, "log": str(log)}
+        self._number: int | None = None
+
+    def start(self) -> None:
+        self._number = next(_numbers)
+        _hub().send({"n": self._number, **self._request})
+
+    def _has_ended(self) -> bool:
+        _hub().expect_running()
+        return self.output().endswith("\nended\n")
+
+    def _code(self) -> int | None:
+        self.kill()
+        return 0
+
+    def kill(self) -> None:
+        """Disconnect it at once, whatever it does. Its process lives on."""
+        if self._number is not None:
+            _hub().send({"n": self._number})
+            self._number = None
+
+
+class _Hub:
+    def __init__(self) -> None:
+        folder = installed()
+        self._log = folder / "hub.log"
+        with self._log.open("ab") as output:
+            command = [node.node(), str(folder / "hub.mjs")]
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, text=True)
+        atexit.register(self._process.kill)
+
+    def send(self, request: Mapping[str, Any]) -> None:
+        self.expect_running()
+        assert self._process.stdin is not None
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+
+    def expect_running(self) -> None:
+        assert self._process.poll() is None, f"the hub ended:\n{self._log.read_text()[-3000:]}"
+
+
+_hub = functools.cache(_Hub)
+_numbers = itertools.count()

@@ -17,7 +17,7 @@ from oraculo.ports.store import Store
 from oraculo.ports.telemetry import LoopFailed, Record
 from oraculo.settings import BullmqSettings, Settings
 from oraculo.worker import App
-from tests.bridges.node.processes import NodeProcess, installed
+from tests.bridges.node.processes import HubProgram, NodeProcess, installed
 from tests.end_to_end.stage import Stage, settings_for
 
 WORKER_OPTIONS = {"lockDuration": 2000, "stalledInterval": 1000, "maxStalledCount": 3}
@@ -85,15 +85,24 @@ class BullStage(Stage):
 
 
 def node_worker(
-    settings: Settings, folder: Path, *queues: str, options: dict[str, Any] | None = None, script: str = "worker.mjs"
+    settings: Settings,
+    folder: Path,
+    *queues: str,
+    options: dict[str, Any] | None = None,
+    script: str = "",
 ) -> NodeProcess:
-    """Return an unmodified worker of those queues, not yet started. Its journal is in the folder."""
+    """Return an unmodified worker of those queues, not yet started. Its journal is in the folder.
+
+    With a `script` it is a process of its own, which can be killed.
+    """
     bullmq = settings.bullmq
     environment = {
         "OPTIONS": json.dumps({**WORKER_OPTIONS, **(options or {})}),
         "JOURNAL": str(folder / "journal"),
     }
     log = folder / f"worker-{uuid.uuid4().hex[:6]}.log"
+    if not script:
+        return HubProgram("worker.mjs", bullmq.url, bullmq.prefix, *queues, log=log, environment=environment)
     return NodeProcess(installed() / script, bullmq.url, bullmq.prefix, *queues, log=log, environment=environment)
 
 
@@ -122,4 +131,4 @@ def node_client(
     text = data.decode() if isinstance(data, bytes) else json.dumps(data)
     arguments = (settings.bullmq.url, settings.bullmq.prefix, queue, text, json.dumps(options or {}))
     log = folder / f"client-{uuid.uuid4().hex[:6]}.log"
-    return NodeProcess(installed() / "client.mjs", *arguments, log=log)
+    return HubProgram("client.mjs", *arguments, log=log)

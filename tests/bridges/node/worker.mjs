@@ -3,11 +3,9 @@
 // the worker's own; each start of a job is written to the file JOURNAL.
 
 import { appendFileSync } from "node:fs";
+import { fileURLToPath } from "node:url";
 import { UnrecoverableError, Worker } from "bullmq";
 import Redis from "ioredis";
-
-const [url, prefix, ...queues] = process.argv.slice(2);
-const options = JSON.parse(process.env.OPTIONS ?? "{}");
 
 const actions = {
   eco: (job) => ({ recebido: job.data, nome: job.name }),
@@ -41,18 +39,27 @@ const actions = {
   pendura_uma_vez: (job) => (job.attemptsStarted > 1 ? { inicios: job.attemptsStarted } : new Promise(() => {})),
 };
 
-async function handle(job) {
-  const line = JSON.stringify({ fila: job.queueName, id: job.id, nome: job.name, dados: job.data });
-  if (process.env.JOURNAL) appendFileSync(process.env.JOURNAL, `${line}\n`);
-  const action = job.data.faz ?? job.data.entrada?.faz ?? "eco";
-  return actions[action](job);
+// Starts the workers, says when they are ready, and returns what closes them at once.
+export async function work([url, prefix, ...queues], environment, say) {
+  const handle = async (job) => {
+    const line = JSON.stringify({ fila: job.queueName, id: job.id, nome: job.name, dados: job.data });
+    if (environment.JOURNAL) appendFileSync(environment.JOURNAL, `${line}\n`);
+    const action = job.data.faz ?? job.data.entrada?.faz ?? "eco";
+    return actions[action](job);
+  };
+  const connection = new Redis(url, { maxRetriesPerRequest: null });
+  connection.on("error", (error) => say(`redis: ${error.message}`));
+  const options = JSON.parse(environment.OPTIONS ?? "{}");
+  const workers = queues.map((queue) => new Worker(queue, handle, { connection, prefix, concurrency: 10, ...options }));
+  for (const worker of workers) {
+    worker.on("error", (error) => say(`worker: ${error.message}`));
+    await worker.waitUntilReady();
+  }
+  say("ready");
+  return async () => {
+    await Promise.all(workers.map((worker) => worker.close(true)));
+    connection.disconnect();
+  };
 }
 
-const connection = new Redis(url, { maxRetriesPerRequest: null });
-connection.on("error", (error) => console.error(`redis: ${error.message}`));
-for (const queue of queues) {
-  const worker = new Worker(queue, handle, { connection, prefix, concurrency: 10, ...options });
-  worker.on("error", (error) => console.error(`worker: ${error.message}`));
-  await worker.waitUntilReady();
-}
-console.log("ready");
+if (process.argv[1] === fileURLToPath(import.meta.url)) await work(process.argv.slice(2), process.env, console.log);
