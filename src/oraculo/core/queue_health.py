@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from math import inf
 
 _MAX_REMEMBERED = 1000
-_SHOWN_FOR = 15.0  # seconds, unless the owner says otherwise
+_SHOWN_FOR = 5.0  # seconds, unless the owner says otherwise
 
 
 class QueueHealth:
