@@ -84,5 +84,8 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    seed = terminalreporter.config.getoption("randomly_seed", None)
+    if seed is not None and (terminalreporter.stats.get("failed") or terminalreporter.stats.get("error")):
+        terminalreporter.write_line(f'the same order again: make test ARGS="-p randomly --randomly-seed={seed}"')
     for name, reason in sorted(_fleet.skipped.items()):
         terminalreporter.write_line(f"NOT TESTED: {name}: {reason}", yellow=True)
