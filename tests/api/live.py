@@ -89,9 +89,8 @@ class LiveService:
     def has_connections(self) -> bool:
         return bool(self._server.server_state.connections)
 
-    @property
-    def is_answering(self) -> bool:
-        return bool(self._server.server_state.tasks)
+    def answers_under_way(self) -> set[asyncio.Task[None]]:
+        return set(self._server.server_state.tasks)
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs `work` where the engine lives."""

@@ -49,7 +49,7 @@ def _asking(server: LiveService, path: str, headers: str = "") -> Iterator[socke
 
 def test_who_does_not_read_a_reply_is_cut_off(server: LiveService) -> None:
     with _asking(server, LETTERS) as client:
-        until(lambda: server.is_answering, saying="an answer under way")
+        until(lambda: server.answers_under_way(), saying="an answer under way")
         until(lambda: not server.has_connections, saying="the end of the connection")
         assert 0 < len(_read_to_end(client)) < LARGE
     assert server.service.app.state.context.replies.has(TIMED.limits.replies_bytes)
@@ -73,7 +73,7 @@ def test_who_reads_slowly_is_seen_to_though_the_system_keeps_much(tmp_path: Path
         for _ in range(count):
             server.do(server.service.bury("fila_x", b"a" * 2**20))
         with _asking(server, LETTERS, "Connection: close\r\n") as client:
-            until(lambda: server.is_answering, saying="an answer under way")
+            until(lambda: server.answers_under_way(), saying="an answer under way")
             read, end = 0, time.monotonic() + 4 * WRITE_TIMEOUT
             while time.monotonic() < end:
                 read += len(client.recv(16 * 1024))
@@ -101,8 +101,8 @@ def test_who_does_not_read_a_live_stream_is_cut_off(server: LiveService, monkeyp
     run = server.do(server.service.start_run(destinos=["escavador_x"], timeout=60))
     monkeypatch.setattr(server.service.operations, "follow", follow)
     with _asking(server, f"/orquestracoes/{run}/eventos", "Accept: text/event-stream\r\n"):
-        until(lambda: server.is_answering, saying="a stream under way")
-        until(lambda: not server.has_connections and not server.is_answering, saying="the end of the stream")
+        until(lambda: server.answers_under_way(), saying="a stream under way")
+        until(lambda: not server.has_connections and not server.answers_under_way(), saying="the end of the stream")
 
 
 def _read_to_end(client: socket.socket) -> bytes:
