@@ -259,31 +259,23 @@ class TestAccess:
             async with started(server.url) as broker:
                 with pytest.raises(BrokerUnavailable, match="does not do transactions"):
                     await publish_all(broker, messages("q", 3))
-                for count in (1, 3):
-                    await publish_all(broker, messages("q", count))
-                assert plain.xlen("q") == 4
+                await publish_all(broker, messages("q", 1))
+                assert plain.xlen("q") == 1
 
-    async def test_a_user_who_may_not_end_a_transaction_publishes_without_one(self) -> None:
+    @pytest.mark.parametrize("right", ["-exec", "-multi"])
+    async def test_a_user_without_transactions_publishes_too(self, right: str) -> None:
         with Valkey() as server, redis.Redis(port=server.port) as plain:
-            plain.acl_setuser("worker", enabled=True, passwords=["+pass"], keys=["*"], commands=["+@all", "-exec"])
-            async with started(f"redis://worker:pass@127.0.0.1:{server.port}") as broker:
-                assert takers(await broker.publish(messages("q", 3))) == ["redis"] * 3
-                assert plain.xlen("q") == 3
-
-    async def test_a_user_without_transactions_publishes_too(self) -> None:
-        with Valkey() as server, redis.Redis(port=server.port) as plain:
-            plain.acl_setuser("worker", enabled=True, passwords=["+pass"], keys=["*"], commands=["+@all", "-multi"])
+            plain.acl_setuser("worker", enabled=True, passwords=["+pass"], keys=["*"], commands=["+@all", right])
             async with started(f"redis://worker:pass@127.0.0.1:{server.port}") as broker:
                 for _ in range(2):
-                    await publish_all(broker, messages("q", 3))
+                    assert takers(await broker.publish(messages("q", 3))) == ["redis"] * 3
                 assert plain.xlen("q") == 6
-                assert plain.info("commandstats")["cmdstat_multi"]["rejected_calls"] == 1  # it is not asked for again
 
     async def test_a_cluster_is_refused_in_words(self) -> None:
         with Clustered(durable=False) as server:
             broker = RedisStreamsBroker(server.url)
             for call in (broker.start, broker.check):
-                with pytest.raises(BrokerError, match=r"is a node of a Redis Cluster.*use a single server") as caught:
+                with pytest.raises(BrokerError, match=r"is a node of a Redis Cluster.*of a single server") as caught:
                     await call()
                 assert not isinstance(caught.value, BrokerUnavailable)
             assert "Cluster" in str(broker.statuses()[0].trouble)
@@ -292,7 +284,7 @@ class TestAccess:
     async def test_a_sentinel_is_refused_in_words(self) -> None:
         with Sentinel() as server:
             broker = RedisStreamsBroker(server.url)
-            with pytest.raises(BrokerError, match=r"is a Redis Sentinel.*use the address of the master") as caught:
+            with pytest.raises(BrokerError, match=r"is a Redis Sentinel.*of its master") as caught:
                 await broker.start()
             assert not isinstance(caught.value, BrokerUnavailable)
             await broker.close()

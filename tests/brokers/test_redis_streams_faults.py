@@ -11,7 +11,6 @@ from structlog.testing import capture_logs
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.brokers.redis_streams import RedisStreamsBroker
-from oraculo.clients.redis import ReplyError, error_code
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Outgoing, publish_all
 from oraculo.ports.broker_admin import DEAD_LETTER_BODY_BYTES
@@ -24,7 +23,6 @@ from tests.brokers.redis_streams_stage import (
     bodies,
     fresh_name,
     messages,
-    own_consumers,
     seconds_of,
     started,
     state,
@@ -208,25 +206,6 @@ class TestServerFailures:
             assert sorted(bodies(again)) == [1, 2, 3, 4]
             assert {int(each.body): each.redeliveries for each in again} == {1: 1, 2: 1, 3: 0, 4: 0}
             assert broker.capabilities.durable
-
-    async def test_whoever_has_the_id_of_a_lost_consumer_after_a_restart_is_left_alone(self, server: Server) -> None:
-        """A server numbers its clients anew when it starts."""
-        queue, plain = fresh_name(), redis.Redis.from_url(server.url)
-        while numbered(stranger := redis.Connection(port=server.port)) < 50:
-            stranger.disconnect()
-        async with started(server.url) as broker:
-            await publish_all(broker, messages(queue, 1))
-            await take(consumer := await broker.consume(queue, prefetch=1), 1)
-            (lost,) = [each for each in plain.client_list() if each["name"] in own_consumers(plain, queue)]
-            server.kill()
-            with pytest.raises(BrokerUnavailable):
-                await consumer.take(1)
-            server.start()
-            while numbered(stranger := redis.Connection(port=server.port)) < int(lost["id"]):
-                stranger.disconnect()
-            assert numbered(stranger) == int(lost["id"])
-            assert bodies(await take(await broker.consume(queue, prefetch=1), 1)) == [0]
-            assert numbered(stranger) == int(lost["id"])
 
     async def test_a_frozen_server_holds_nobody_up(self, server: Server) -> None:
         queue = fresh_name()
@@ -422,21 +401,3 @@ class TestServerFailures:
                 assert not isinstance(outcome, BrokerUnavailable)
                 assert "not a stream" in str(outcome)
             assert queue not in [found.queue for found in await broker.queues()]
-
-
-def numbered(client: Any) -> int:
-    """By the server, for as long as it is connected."""
-    client.send_command("CLIENT", "ID")
-    return int(client.read_response())
-
-
-@pytest.mark.parametrize(
-    ("told", "code"),
-    [
-        ("OOM command not allowed when used memory > 'maxmemory'.", "OOM"),
-        ("EXECABORT Transaction discarded because of: OOM command not allowed", "OOM"),
-        ("EXECABORT Transaction discarded because of previous errors.", "EXECABORT"),
-    ],
-)
-def test_what_ended_a_transaction_is_told_from_a_refusal(told: str, code: str) -> None:
-    assert error_code(ReplyError(told)) == code

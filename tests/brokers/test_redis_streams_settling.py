@@ -103,28 +103,6 @@ class TestLeases:
             await consumer.close()
             await taking
 
-    async def test_a_consumer_full_of_what_it_forgot_is_not_deaf(self, url: str, queue: str) -> None:
-        async with started(url, lease=LEASE) as broker:
-            await publish_all(broker, messages(queue, 2))
-            consumer = await broker.consume(queue, prefetch=2)
-            stale = await take(consumer, 2)
-            again = await take(consumer, 2)
-            assert [each.redeliveries for each in again] == [1, 1]
-            await consumer.ack(stale)
-            assert (await state(broker, queue)).unacked == 2
-
-    async def test_what_somebody_deleted_from_under_a_consumer_is_forgotten(
-        self, url: str, plain: Any, queue: str
-    ) -> None:
-        async with started(url, lease=LEASE) as broker:
-            await publish_all(broker, messages(queue, 3))
-            taken = await take(await broker.consume(queue, prefetch=10), 3)
-            ids = [entry for entry, _ in plain.xrange(queue)]
-            plain.xdel(queue, *ids[:2])
-            again = await take(await broker.consume(queue, prefetch=10), 1)
-            assert bodies(again) == bodies(taken[2:])
-            await until(shows(broker, queue, unacked=1), saying="the deleted ones forgotten")
-
     async def test_another_process_that_was_killed_loses_nothing(self, url: str, queue: str, tmp_path: Path) -> None:
         async with started(url, lease=LEASE) as broker:
             await publish_all(broker, messages(queue, 3))
@@ -298,8 +276,6 @@ class TestQuarantine:
             first, *rest = await broker.dead_letters(queue, limit=10)
             await broker.discard(queue, [first.id])
             assert await broker.dead_letters(queue, limit=10, after=first.id) == rest
-            largest = "18446744073709551615-18446744073709551615"
-            assert await broker.dead_letters(queue, limit=10, after=largest) == []
 
     @pytest.mark.parametrize("after", ["nonsense", "", "1", "1-", "-1", "1-x", "99999999999999999999-0", "1-1\n"])
     async def test_a_page_behind_no_id_at_all_is_refused(self, url: str, queue: str, after: str) -> None:
@@ -408,7 +384,7 @@ class TestSharing:
         async with started(url) as broker:
             for ready in (2, 4):  # the second time the queue is known
                 receipts = await broker.publish([Outgoing(bad, b"0"), *messages(queue, 2)])
-                assert re.search(f"refused 1 of 3 messages: {bad} is a list and not a stream", reasons(receipts))
+                assert re.search(f"refused a message for {bad}: .*not a stream", reasons(receipts))
                 assert (takers(receipts), places_down(receipts)) == ([None, "redis", "redis"], {0})
                 assert (await state(broker, queue)).ready == ready
         plain.delete(bad)
@@ -435,10 +411,10 @@ class TestSharing:
             plain.acl_setuser("worker", enabled=True, passwords=["+pass"], keys=["own*"], commands=["+@all"])
             async with started(f"redis://worker:pass@127.0.0.1:{server.port}") as broker:
                 receipts = await broker.publish([Outgoing("foreign", b"0"), *messages("own", count)])
-                assert re.search("foreign is not permitted to this user", reasons(receipts))
+                assert re.search("refused a message for foreign: .*does not permit", reasons(receipts))
                 assert takers(receipts) == [None, *["redis"] * count]
                 assert plain.xlen("own") == count
-                with pytest.raises(BrokerError, match="foreign is not permitted") as refused:
+                with pytest.raises(BrokerError, match=r"foreign.*does not permit") as refused:
                     ensure_taken(await broker.publish(messages("foreign", 2)))
                 assert not isinstance(refused.value, BrokerUnavailable)
 

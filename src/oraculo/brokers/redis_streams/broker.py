@@ -17,7 +17,6 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from itertools import islice
 from types import MappingProxyType
 from typing import Any
@@ -28,7 +27,6 @@ from oraculo.brokers.apart import published_apart_if_refused
 from oraculo.brokers.dead_letter_page import DeadLetterPage
 from oraculo.brokers.redis_streams.consumer import SETTLED_TOGETHER, Holder, Orphans, RedisConsumer, Terms
 from oraculo.brokers.redis_streams.layout import (
-    as_far_as_shown,
     is_id,
     is_text,
     keys,
@@ -38,10 +36,11 @@ from oraculo.brokers.redis_streams.layout import (
     table,
     text,
 )
-from oraculo.brokers.redis_streams.room import LOOKS, Room, eviction_of, evicts, room_of, size_of
-from oraculo.brokers.redis_streams.scripts import LAST_ID, LETTERS, PAGE, REDRIVE, TIDY, UPKEEP
+from oraculo.brokers.redis_streams.room import LOOKS, Room, eviction_of, evicts, room_of
+from oraculo.brokers.redis_streams.scripts import PAGE, REDRIVE, TIDY, UPKEEP
 from oraculo.brokers.redis_streams.server import (
     ERRORS,
+    NoRoom,
     Server,
     group_command,
     group_of,
@@ -55,9 +54,9 @@ from oraculo.clients.redis import Command, ReplyError, connect, database_of, err
 from oraculo.core.chunks import pages
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge, QueueDown
 from oraculo.ports.broker import BrokerStatus, Capabilities, Outgoing, Receipt
-from oraculo.ports.broker_admin import DEAD_LETTER_BODY_BYTES, DeadLetter, FullBroker, NotAnId, QueueState
+from oraculo.ports.broker_admin import DeadLetter, FullBroker, NotAnId, QueueState
 from oraculo.ports.clock import Clock, SystemClock
-from oraculo.wire.naming import LONGEST_REASON, dlq_name, is_dlq, source_name
+from oraculo.wire.naming import dlq_name, is_dlq, source_name
 
 PORT = 6379
 OLDEST = (6, 2)
@@ -65,9 +64,7 @@ HEARD_WITHIN = 10.0  # seconds of silence after which a consumer that holds noth
 FORGOTTEN_AFTER = 10  # leases of silence after which an idle consumer's name is deleted
 COUNTED_TOGETHER = 200  # queues in one call
 SCANNED_TOGETHER = 1_000
-MOST_NAMED = 3  # queues named in one error
-LOOKED_AT_TOGETHER = 200  # dead letters in one call
-READ_TOGETHER = 2 * 1024 * 1024  # bytes of dead letters for one script, which blocks the server
+LOOKED_AT_TOGETHER = 20  # dead letters in one call: they may be large
 LEAST_BULK = 1024 * 1024  # bytes: the smallest proto-max-bulk-len that a server accepts
 ADDED_TOGETHER = 100  # messages of one step, which blocks the server
 
@@ -99,10 +96,9 @@ class RedisStreamsBroker:
         self._leases = leases
         self._server = Server(address, connect_timeout, publish_timeout)
         self._orphans = Orphans(self._server, self._terms)
-        self._trimmer = Trimmer(self._server.place)
+        self._trimmer = Trimmer()
         self._room = Room()
         self._consumers: set[RedisConsumer] = set()
-        self._may_transact = True  # until the server refuses
         self._taken = Receipt(self.name)
 
     @property
@@ -130,7 +126,7 @@ class RedisStreamsBroker:
         if not messages:
             return []
         if waiting := await self._without_room(messages):
-            return await self._send_in_parts(messages, waiting)
+            return await self._send_what_has_room(messages, waiting)
         return await published_apart_if_refused(self._send, messages)
 
     async def _send(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
@@ -140,20 +136,15 @@ class RedisStreamsBroker:
         new = [name for name in names if name not in server.known]
         looks = self._room.looks_due(messages, asyncio.get_running_loop().time())
         replies = await self._add(looks, [group_command(name) for name in new], added)
-        if None in replies:
-            replies[len(new) :] = await self._add_to_deleted(added, replies[len(new) :])
+        made, outcomes = replies[: len(new)], replies[len(new) :]
+        if None in outcomes:
+            outcomes = await self._add_to_deleted(added, outcomes)
         self._room.note_sent(messages)
-        if ReplyError in set(map(type, replies)):
-            self._raise_if_too_large(messages[-1], replies[-1])
-            if (full := next(filter(is_out_of_memory, replies), None)) is not None:
-                return await self._send_what_fits(messages, replies[len(new) :], full)
-            self._raise_worst(replies)
-            if refused := await self._refused([str(command[1]) for command in added], replies[len(new) :]):
-                return refused
+        if ReplyError in set(map(type, outcomes)) or not all(reply == b"OK" or is_busy(reply) for reply in made):
+            return self._receipts(messages, made, outcomes)
         server.know(new)
         self._trimmer.note_sent(names)
-        proved = 0 if server.trouble is None else self._room.proved_by(messages)
-        server.note_written(proved)
+        server.note_written(is_command=any(message.leaves_room for message in messages))
         return [self._taken] * len(messages)
 
     async def consume(self, queue: str, *, prefetch: int) -> RedisConsumer:
@@ -185,19 +176,11 @@ class RedisStreamsBroker:
     async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
         if after is not None and not is_id(after):
             raise NotAnId(after)
-        page, source = DeadLetterPage(limit), source_name(queue)
-        while not page.is_full and (found := await self._beginnings(queue, after, limit - len(page.letters))):
-            page.fill(as_far_as_shown(letter(source, entry, fields), size) for entry, fields, size in found)
+        page, dlq, source = DeadLetterPage(limit), dlq_name(queue), source_name(queue)
+        while not page.is_full and (found := await self._entries(dlq, after, limit - len(page.letters))):
+            page.fill(letter(source, entry, fields) for entry, fields in found)
             after = found[-1][0].decode()
         return page.letters
-
-    async def _beginnings(self, queue: str, after: str | None, limit: int) -> list[Any]:
-        if after == LAST_ID:
-            return []
-        start = "-" if after is None else f"({after}"
-        bounds = (limit, READ_TOGETHER, DEAD_LETTER_BODY_BYTES, 4 * LONGEST_REASON)
-        found: list[Any] = await self._server.run(LETTERS, [dlq_name(queue)], start, *bounds)
-        return found
 
     async def look_through(
         self, queue: str, see: Callable[[DeadLetter], None], ids: Collection[str] | None = None
@@ -207,16 +190,14 @@ class RedisStreamsBroker:
             for found in await self._server.call([("XRANGE", dlq, one, one) for one in some]):
                 for entry, fields in self._server.checked(found):
                     see(letter(source, entry, fields))
-        while ids is None and (page := await self._entries(dlq, after)):
+        while ids is None and (page := await self._entries(dlq, after, LOOKED_AT_TOGETHER)):
             for entry, fields in page:
                 see(letter(source, entry, fields))
             after = page[-1][0].decode()
 
-    async def _entries(self, dlq: str, after: str | None) -> list[Any]:
-        if after == LAST_ID:
-            return []
-        start = "-" if after is None else f"({after}"
-        entries: list[Any] = await self._server.ask("XRANGE", dlq, start, "+", "COUNT", LOOKED_AT_TOGETHER)
+    async def _entries(self, dlq: str, after: str | None, limit: int) -> list[Any]:
+        start, count = "-" if after is None else f"({after}", min(limit, LOOKED_AT_TOGETHER)
+        entries: list[Any] = await self._server.ask("XRANGE", dlq, start, "+", "COUNT", count)
         return entries
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
@@ -285,99 +266,51 @@ class RedisStreamsBroker:
         return ("XADD", place, *if_there, "*", "body", message.body, "reason", why, "at", at, "redeliveries", 0)
 
     async def _without_room(self, messages: Sequence[Outgoing]) -> set[int]:
-        """Return the places of the messages that would use the room kept for answers."""
+        """Return the places of the messages that would use the room kept for answers.
+
+        Streams that are due are trimmed before the look: acked messages may be all that fills the server.
+        """
         if not self._room.is_close(messages):
             return set()
-        names = [_place_of(message) for message in messages]
-        return self._room.without_room(messages, names, await self._look_for_room(set(names)))
-
-    async def _look_for_room(self, names: Collection[str]) -> Mapping[str, int]:
-        """Return the number of messages in each queue.
-
-        Streams that are due are trimmed first: acked messages may be all that fills the server.
-        """
         trimmed = self._trimmer.due()
-        replies = await self._server.call([*map(trim_command, trimmed), *LOOKS, *(("XLEN", name) for name in names)])
+        replies = await self._server.call([*map(trim_command, trimmed), *LOOKS])
         self._trimmer.absorb(trimmed, replies[: len(trimmed)])
-        seen = len(trimmed) + len(LOOKS)
-        self._room.absorb(replies[len(trimmed) : seen])
-        lengths = zip(names, replies[seen:], strict=True)
-        return {name: length for name, length in lengths if isinstance(length, int)}
+        self._room.absorb(replies[len(trimmed) :])
+        return self._room.without_room(messages)
 
-    async def _send_in_parts(self, messages: Sequence[Outgoing], waiting: set[int]) -> Sequence[Receipt]:
-        """Send as many messages at a time as the last look found room for, and refuse the rest."""
-        receipts: dict[int, Receipt] = {}
-        left = list(range(len(messages)))
-        all_taken = True
-        while all_taken and (part := [place for place in left if place not in waiting]):
-            left = [place for place in left if place in waiting]
-            try:
-                sent = await published_apart_if_refused(self._send, [messages[place] for place in part])
-                still = await self._without_room([messages[place] for place in left])
-                waiting = {left[number] for number in still}
-            except BrokerUnavailable as error:
-                if not receipts:
-                    raise
-                sent = [Receipt(error=error)] * len(part)  # earlier parts were taken and must not be sent again
-            receipts.update(zip(part, sent, strict=True))
-            all_taken = not any(receipt.error for receipt in sent)
-        if left:
-            rest = self._server.keeps_the_rest(self._room.due_for(messages[place] for place in left))
-            if not receipts and self._room.is_none:
-                raise rest
-            receipts.update(dict.fromkeys(left, Receipt(error=rest)))
-        return [receipts[place] for place in range(len(messages))]
-
-    async def _send_what_fits(
-        self, messages: Sequence[Outgoing], outcomes: Sequence[Any], full: ReplyError
-    ) -> Sequence[Receipt]:
-        """Send one by one, smallest first, messages that the server refused together because it was full.
-
-        The server counts the call itself as memory, so that single messages may fit.
-        """
-        is_answered = len(outcomes) == len(messages)  # otherwise a transaction was undone
-        receipts: dict[int, Receipt] = {
-            place: self._taken
-            for place, outcome in enumerate(outcomes[: len(messages)])
-            if is_answered and not isinstance(outcome, ReplyError)
-        }
-        self._room.note_full()
-        self._trimmer.note_sent(_place_of(messages[place]) for place in receipts)
-        left = [place for place in range(len(messages)) if place not in receipts] if len(messages) > 1 else []
-        may_fit = [place for place in left if not (messages[place].leaves_room and self._room.is_known)]
-        away: BrokerError | None = None
-        for place in sorted(may_fit, key=lambda place: size_of(messages[place])):
-            try:
-                [receipts[place]] = await self._send([messages[place]])
-            except BrokerUnavailable as error:
-                away = error
-                break  # the rest is larger
-            except BrokerError as error:
-                receipts[place] = Receipt(error=error)
-        rest = [place for place in range(len(messages)) if place not in receipts]
-        if rest and away is None:
-            away = self._server.no_room(full, self._room.due_for(messages[place] for place in rest))
-        if away is not None and not any(receipt.error is None for receipt in receipts.values()):
-            raise away
-        not_taken = Receipt(error=away)
-        return [receipts.get(place, not_taken) for place in range(len(messages))]
+    async def _send_what_has_room(self, messages: Sequence[Outgoing], waiting: set[int]) -> Sequence[Receipt]:
+        part = [message for place, message in enumerate(messages) if place not in waiting]
+        sent = iter(await published_apart_if_refused(self._send, part) if part else ())
+        refusal = self._server.keeps_the_rest()
+        if not part:
+            raise refusal
+        return [Receipt(error=refusal) if place in waiting else next(sent) for place in range(len(messages))]
 
     async def _add(self, looks: list[Command], groups: list[Command], added: list[Command]) -> list[Any]:
-        """Add the messages and return the outcome of each.
+        """Create the groups, add the messages, and return the replies to each.
 
-        If an error about one key ends the transaction, each message is added alone.
+        Several messages for one queue are added in one step, so that a waiting consumer gets them together. Otherwise
+        it would get the first alone, and an engine would commit before it sees the others.
         """
-        call, together, trimmed = self._server.call, self._together(added), self._trimmer.due()
+        is_one_step = len({command[1] for command in added}) < len(added) <= ADDED_TOGETHER
+        together = [("MULTI",), *added, ("EXEC",)] if is_one_step else added
+        trimmed = self._trimmer.due()
         before = [*map(trim_command, trimmed), *looks]
-        replies = await call([*before, *groups, *together], repeatable=False)
+        replies = await self._server.call([*before, *groups, *together], repeatable=False)
         self._trimmer.absorb(trimmed, replies[: len(trimmed)])
         if looks:
             self._room.absorb(replies[len(trimmed) : len(before)])
-        replies = self._outcomes(replies[len(before) :], len(groups), len(added))
-        *others, ended = replies
-        if is_aborted(ended) and any(map(is_about_key, others)) and not _concerning_all(others):
-            return await call([*groups, *added], repeatable=False)
-        return replies
+        made, outcomes = replies[len(before) : len(before) + len(groups)], replies[len(before) + len(groups) :]
+        if not is_one_step:
+            return [*made, *outcomes]
+        begun, *queued, ended = outcomes
+        if isinstance(begun, ReplyError):  # each was added alone
+            return [*made, *queued]
+        if is_aborted(ended):  # one that was refused undid the step; alone, the others may be taken
+            return await self._server.call([*groups, *added], repeatable=False)
+        if not isinstance(ended, list):  # the step may still be open
+            raise self._server.distrusted(f"{self._server.place} does not do transactions as it should: {ended!r}")
+        return [*made, *ended]
 
     async def _add_to_deleted(self, added: list[Command], outcomes: list[Any]) -> list[Any]:
         """Add again, with their groups, the messages whose queue somebody had deleted: their outcome is None.
@@ -392,66 +325,42 @@ class RedisStreamsBroker:
         found = dict(zip(missing, replies[len(names) :], strict=True))
         return [found.get(place, outcome) for place, outcome in enumerate(outcomes)]
 
-    def _together(self, added: list[Command]) -> list[Command]:
-        """Add in one step where a queue gets several messages, so that a waiting consumer gets them together.
+    def _receipts(
+        self, messages: Sequence[Outgoing], made: Sequence[Any], outcomes: Sequence[Any]
+    ) -> Sequence[Receipt]:
+        """Return the receipts of a call with errors. Raises when one concerns all messages, or all were refused."""
+        self._raise_if_too_large(messages[-1], outcomes[-1])
+        self._raise_worst([reply for reply in (*made, *outcomes) if not is_about_key(reply)])
+        errors = {
+            place: self._fault(messages[place], outcome)
+            for place, outcome in enumerate(outcomes)
+            if isinstance(outcome, ReplyError)
+        }
+        if len(errors) == len(messages):
+            raise next((error for error in errors.values() if isinstance(error, NoRoom)), BrokerError(str(errors[0])))
+        self._trimmer.note_sent(_place_of(message) for place, message in enumerate(messages) if place not in errors)
+        return [Receipt(error=errors[place]) if place in errors else self._taken for place in range(len(messages))]
 
-        Otherwise it would get the first alone, and an engine would commit before it sees the others.
-        """
-        is_worth_it = len({command[1] for command in added}) < len(added) <= ADDED_TOGETHER
-        return [("MULTI",), *added, ("EXEC",)] if is_worth_it and self._may_transact else added
-
-    def _outcomes(self, replies: list[Any], before: int, added: int) -> list[Any]:
-        """Return the outcome of each message. Raises when the error concerns all of them."""
-        if len(replies) == before + added:
-            return replies
-        begun, *queued, ended = replies[before:]
-        is_queued, has_errors = b"QUEUED" in queued, ReplyError in map(type, queued)
-        if isinstance(begun, ReplyError) and not is_queued:  # each was added alone
-            self._may_transact = has_errors  # otherwise MULTI itself is not allowed
-            return [*replies[:before], *queued]
-        if isinstance(ended, list) and len(ended) == added:
-            return [*replies[:before], *ended]
-        if is_aborted(ended):
-            self._may_transact = error_code(ended) != "NOPERM"
-            return [*replies[:before], *queued, ended]
-        self._may_transact = False  # a transaction may still be open
-        raise self._server.distrusted(f"{self._server.place} does not do transactions as it should: {ended!r}")
+    def _fault(self, message: Outgoing, reply: ReplyError) -> BrokerError:
+        error = self._server.error_of(reply)
+        if isinstance(error, NoRoom):
+            self._room.note_full()
+            return error
+        return QueueDown(f"{self._server.place} refused a message for {_place_of(message)}: {error}")
 
     def _raise_if_too_large(self, last: Outgoing, reply: Any) -> None:
         """Raise MessageTooLarge when the server stopped reading in the middle of a call: it never answers the rest."""
         if isinstance(reply, ReplyError) and "invalid bulk length" in str(reply):
             size = len(last.body)
-            replies = (
-                f"a message of {size} bytes for {last.queue} is over the proto-max-bulk-len of {self._server.place}"
-            )
-            raise MessageTooLarge(replies, size, LEAST_BULK)  # how much it is is not replies
+            why = f"a message of {size} bytes for {last.queue} is over the proto-max-bulk-len of {self._server.place}"
+            raise MessageTooLarge(why, size, LEAST_BULK)  # how large the limit is remains unknown
 
     def _raise_worst(self, replies: Sequence[Any]) -> None:
         """Raise the first error. An error worth a retry comes first, because then all messages are tried again."""
-        errors = [self._server.error_of(reply) for reply in _concerning_all(replies)]
+        refusals = [each for each in replies if isinstance(each, ReplyError) and not is_busy(each)]
+        errors = [self._server.error_of(reply) for reply in refusals if not is_out_of_memory(reply)]
         for error in sorted(errors, key=lambda error: not isinstance(error, BrokerUnavailable)):
             raise error
-
-    async def _refused(self, names: Sequence[str], outcomes: Sequence[Any]) -> Sequence[Receipt]:
-        """Return the receipts of a call in which queues were refused. Raises BrokerError when all were."""
-        faults = {name: each for name, each in zip(names, outcomes, strict=True) if isinstance(each, ReplyError)}
-        if not faults:
-            return []
-        left = sum(isinstance(outcome, ReplyError) for outcome in outcomes)
-        reason = f"{self._server.place} refused {left} of {len(outcomes)} messages: {await self._reasons(faults)}"
-        if left == len(outcomes):
-            raise BrokerError(reason)
-        refused = Receipt(error=QueueDown(reason))
-        return [refused if isinstance(outcome, ReplyError) else self._taken for outcome in outcomes]
-
-    async def _reasons(self, faults: Mapping[str, ReplyError]) -> str:
-        kinds: list[Any] = []
-        named = list(islice(faults, MOST_NAMED))
-        with suppress(BrokerUnavailable):  # the error is raised with or without this
-            kinds = await self._server.call([("TYPE", name) for name in named])
-        found = dict(zip(named, kinds, strict=False))
-        more = f"; and {len(faults) - len(named)} more" if len(faults) > len(named) else ""
-        return "; ".join(_fault(name, faults[name], found.get(name)) for name in named) + more
 
     # -- consuming ------------------------------------------------------------------------------------------------
 
@@ -463,14 +372,8 @@ class RedisStreamsBroker:
             raise server.unavailable(str(error)) from error
         try:
             async with asyncio.timeout(server.answer_timeout):
-                client, info, _, made = await connection.call(
-                    [
-                        ("CLIENT", "ID"),
-                        ("INFO", "server"),
-                        ("CLIENT", "SETNAME", name),
-                        ("XGROUP", "CREATECONSUMER", queue, queue, name),
-                    ]
-                )
+                creation = ("XGROUP", "CREATECONSUMER", queue, queue, name)
+                _, made = await connection.call([("CLIENT", "SETNAME", name), creation])
             if isinstance(made, ReplyError) and error_code(made) != "OOM":  # the first read creates it too
                 raise server.error_of(made)
             server.require_open()
@@ -479,8 +382,7 @@ class RedisStreamsBroker:
             if isinstance(error, TimeoutError):
                 raise server.unavailable(f"no answer from {server.place} in {server.answer_timeout:g} s") from None
             raise
-        run_id = read_info(info).get(b"run_id")
-        holder = Holder(queue, name, client if isinstance(client, int) else None, run_id)
+        holder = Holder(queue, name)
         consumer = RedisConsumer(server, self._terms_of(queue), self._orphans, holder, prefetch, connection)
         connection.on_loss(consumer.lose)
         self._consumers.add(consumer)
@@ -573,16 +475,3 @@ def _warnings(about: dict[bytes, bytes]) -> str:
         warnings.append(eviction)
     age = warning_of_age(about.get(b"redis_version", b"").decode(), OLDEST)
     return age + "".join(f"; {each}" for each in warnings)
-
-
-def _concerning_all(replies: Sequence[Any]) -> list[ReplyError]:
-    """Return the errors that are not about one key alone."""
-    errors = [reply for reply in replies if isinstance(reply, ReplyError)]
-    return [error for error in errors if not is_busy(error) and not is_about_key(error)]
-
-
-def _fault(name: str, reply: ReplyError, kind: bytes | ReplyError | None) -> str:
-    if error_code(reply) != "WRONGTYPE":
-        return f"{name} is not permitted to this user ({reply})"
-    what = f"a {kind.decode()}" if isinstance(kind, bytes) else "something else"
-    return f"{name} is {what} and not a stream"

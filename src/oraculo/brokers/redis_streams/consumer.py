@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
 from typing import Any, NamedTuple
@@ -47,8 +47,6 @@ class Holder(NamedTuple):
 
     queue: str
     name: str
-    client: int | None  # the id of its connection, where the server says it
-    run_id: bytes | None  # the server that gave the id, which another client may have after a restart
 
 
 class Orphans:
@@ -68,14 +66,9 @@ class Orphans:
             with suppress(NoRoom):
                 await self.give_back(holder, "its consumer was lost")
 
-    async def give_back(self, holder: Holder, last: str, ended: Callable[[], Awaitable[object]] | None = None) -> None:
-        """Make the messages of a lost consumer deliverable again.
-
-        Its connection is ended first, because a wait that the server still serves would take messages that nobody sees.
-        Where it may not be killed, `ended` waits for its end.
-        """
-        if not await self._is_killed(holder) and ended is not None:
-            await ended()
+    async def give_back(self, holder: Holder, last: str) -> None:
+        """Make the messages of a lost consumer deliverable again."""
+        await self._server.ask("PING")  # by its reply, the server has ended the read of a connection that was closed
         terms = self._terms
         arguments = (holder.name, terms.limit_of(holder.queue), terms.too_often(last), terms.now())
         try:
@@ -87,15 +80,6 @@ class Orphans:
         except BrokerError:
             pass  # the key is no queue any more, so nothing is held
         self._held.pop(holder.name, None)
-
-    async def _is_killed(self, holder: Holder) -> bool:
-        await self._server.ask("PING")  # sets `run_id`
-        if holder.client is None or holder.run_id is None:
-            return False
-        if holder.run_id != self._server.run_id:
-            return True
-        (reply,) = await self._server.call([("CLIENT", "KILL", "ID", holder.client)])
-        return not isinstance(reply, ReplyError)
 
 
 class _Request(NamedTuple):
@@ -129,7 +113,6 @@ class RedisConsumer:
         self._request: _Request | None = None  # a cancelled take leaves it to the next take
         self._arrived: deque[_Arrival] = deque()
         self._out: dict[int | str, bytes] = {}  # token -> id
-        self._claimed: set[bytes] = set()  # ids that were delivered before, so older than their tokens suggest
         self._tokens = 0
         self._changed = asyncio.Event()  # a message was settled, or the consumer ended
         self._dead: str | None = None
@@ -153,7 +136,8 @@ class RedisConsumer:
             if self._arrived:
                 return self._hand_out(limit)
             if self._request is None and self.room <= 0:
-                await self._wait_for_room()
+                self._changed.clear()
+                await self._changed.wait()
                 continue
             if self._request is None:
                 self._request = self._ask(min(limit, self.room))
@@ -164,7 +148,6 @@ class RedisConsumer:
         settled = {each.token: self._out.pop(each.token) for each in deliveries if each.token in self._out}
         self._changed.set()
         await self._for_own(ACK, settled)
-        self._claimed.difference_update(settled.values())
 
     async def retry(self, delivery: Delivery, delay: float, reason: str) -> None:
         await self._move(delivery, delay, self._terms.limit_of(self._queue), reason)
@@ -192,13 +175,10 @@ class RedisConsumer:
         self._arrived.clear()
         self._changed.set()
         self._orphans.add(self._holder)
-        try:
+        await self._connection.close()  # a read that the server still serves would take messages that nobody sees
+        with suppress(BrokerError, TimeoutError):  # the next consumer of this broker gives back what it held
             async with asyncio.timeout(self._server.connect_timeout):
-                await self._orphans.give_back(self._holder, "its consumer closed", self._wait_for_request)
-        except (BrokerError, TimeoutError):
-            pass  # the next consumer of this broker gives back what it held
-        finally:
-            await self._connection.close()
+                await self._orphans.give_back(self._holder, "its consumer closed")
 
     def lose(self, why: str) -> None:
         """Give up this consumer. The next consumer of this broker gives back what it held."""
@@ -222,26 +202,6 @@ class RedisConsumer:
         asyncio.get_running_loop().call_later(LONGEST_WAIT, self._show_life)
 
     # -- taking ---------------------------------------------------------------------------------------------------
-
-    async def _wait_for_room(self) -> None:
-        """Wait until a message is settled, or its lease has ended: then it comes again and is no longer held."""
-        self._changed.clear()
-        try:
-            async with asyncio.timeout(self._terms.lease / 2):
-                await self._changed.wait()
-        except TimeoutError:
-            with suppress(BrokerUnavailable):  # this consumer's own connection decides whether it goes on
-                await self._drop_ended_leases()
-
-    async def _drop_ended_leases(self) -> None:
-        command = ("XPENDING", self._queue, self._queue, "-", "+", MOST_HELD, self._holder.name)
-        (reply,) = await self._server.call([command])
-        if isinstance(reply, ReplyError):
-            await self._mend(reply)
-            return
-        kept = {entry for entry, _, idle, _ in reply if idle < self._terms.lease * 1000}
-        self._out = {token: entry for token, entry in self._out.items() if entry in kept}
-        self._claimed.intersection_update(kept)
 
     def _ask(self, count: int) -> _Request:
         """Send the next command. After each upkeep comes a read, however soon the next upkeep is due on a slow line."""
@@ -307,7 +267,6 @@ class RedisConsumer:
             del self._out[token]  # its lease ended here, and this is a new delivery
         for entry, redeliveries, fields in claimed:
             self._arrive((entry, content(fields)[0], redeliveries))
-        self._claimed |= again
 
     async def _mend(self, reply: ReplyError) -> None:
         """Create a lost group again, or send a lost script again. Any other error ends the consumer."""
@@ -326,14 +285,9 @@ class RedisConsumer:
 
     async def _restore_group(self, *, is_gone: bool) -> None:
         if is_gone:
-            self._out.clear()
-            self._claimed.clear()  # all that is left is delivered again
+            self._out.clear()  # all that is left is delivered again
             self._server.known.clear()  # other groups may be gone, too
         await self._server.make_group(self._queue)
-
-    async def _wait_for_request(self) -> None:
-        if self._request is not None:
-            await asyncio.wait((self._request.answer,), timeout=self._period + 1.0)
 
     def _hand_out(self, limit: int) -> list[Delivery]:
         first = self._tokens + 1
@@ -349,23 +303,16 @@ class RedisConsumer:
         """Run a script for the messages that this consumer still holds by the server's account."""
         if not held:
             return
-        first, last = self._bounds(held)
+        first, last = min(held.values(), key=order), max(held.values(), key=order)
         for some in pages(list(held.values()), SETTLED_TOGETHER):
             with suppress(GroupGone):  # then it holds none
                 await self._server.run(script, [self._queue], self._holder.name, first, last, MOST_HELD, *some)
-
-    def _bounds(self, held: dict[int | str, bytes]) -> tuple[bytes, bytes]:
-        """Return the lowest and the highest id. New messages arrive in the order of their ids, as their tokens do."""
-        if self._claimed.isdisjoint(held.values()):
-            return held[min(held)], held[max(held)]
-        return min(held.values(), key=order), max(held.values(), key=order)
 
     async def _move(self, delivery: Delivery, delay: float, limit: int, reason: str) -> None:
         found = self._out.pop(delivery.token, None)
         self._changed.set()
         if found is None:
             return
-        self._claimed.discard(found)
         arguments = (self._holder.name, found, max(0, round(delay * 1000)), limit, text(reason), self._terms.now())
         with suppress(GroupGone):
             await self._server.run(RETRY, keys(self._queue), *arguments)

@@ -5,10 +5,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-import msgspec
-
 from oraculo.ports.broker import NO_REASON
-from oraculo.ports.broker_admin import DEAD_LETTER_BODY_BYTES, DeadLetter
+from oraculo.ports.broker_admin import DeadLetter
 from oraculo.wire.naming import dlq_name
 
 _DELAYED_SUFFIX = ":delayed"  # no queue's name has a colon, so it is never another queue's stream
@@ -48,11 +46,6 @@ def letter(queue: str, entry: bytes, fields: list[bytes]) -> DeadLetter:
     at = _seconds(named.get(b"at")) or order(entry)[0] / 1000
     count = _count(named.get(b"redeliveries"))
     return DeadLetter(entry.decode(), queue, _shown_body(named), reason, at, count)
-
-
-def as_far_as_shown(beginning: DeadLetter, size: int) -> DeadLetter:
-    """Return a letter of which the server gave the beginning of a body of `size` bytes."""
-    return beginning if size <= DEAD_LETTER_BODY_BYTES else msgspec.structs.replace(beginning, cut_from=size)
 
 
 def _shown_body(named: dict[bytes, bytes]) -> bytes:

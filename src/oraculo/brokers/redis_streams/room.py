@@ -2,13 +2,11 @@
 
 Handling an answer frees memory, because its command is acked and leaves. A server that is full of commands takes no
 answer, so no command is ever acked, and nothing moves until the deadlines. So commands leave a part of the memory free,
-where the server has a limit (`maxmemory`), evicts nothing, and reports its use. Half of that part is for answers alone.
-The other half is also for queues that hold little.
+where the server has a limit (`maxmemory`), evicts nothing, and reports its use.
 """
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
 from typing import Any
 
@@ -19,8 +17,6 @@ KEPT_SHARE = 8  # one part in so many of the server's memory is kept for answers
 MOST_KEPT = 16 * 1024 * 1024  # bytes: enough for the answers on their way, and for their consumer
 CLOSE = 2  # below so many times the kept part, there is a look before each call
 LOOKED_EVERY = 0.25  # seconds
-SHARE_OF_A_CALL = 2  # one part in so many of the free memory: several engines may look at once
-SHARE_OF_A_QUEUE = 16  # one part in so many of what is kept: a queue that holds more gets none of it
 _DATABASE = re.compile(rb"db\d+$")
 _OVERHEAD = 128  # bytes that a message costs beside its own
 
@@ -48,11 +44,6 @@ class Room:
             return False
         return self._left - sum(size_of(message) for message in messages if message.leaves_room) <= CLOSE * self._kept
 
-    @property
-    def is_none(self) -> bool:
-        """Return True when not even queues that hold little have room."""
-        return self._left + self._kept / 2 <= 0
-
     def looks_due(self, messages: Sequence[Outgoing], now: float) -> list[Command]:
         """Return the commands that look at the memory now, to be sent with the messages."""
         if now < self._next_look or not self._is_permitted or not any(message.leaves_room for message in messages):
@@ -77,37 +68,13 @@ class Room:
         if self.is_known:
             self._left = min(self._left, 0)
 
-    def due_for(self, refused: Iterable[Outgoing]) -> int:
-        """Return the room that a look must find before the server counts as usable again.
-
-        It is at most the part that is kept. Otherwise a message larger than all that is ever free would be an endless
-        outage.
-        """
-        return min(min(map(size_of, refused)), self._kept)
-
-    def proved_by(self, taken: Sequence[Outgoing]) -> float:
-        """Return the size of message that these taken messages prove room for.
-
-        Those taken out of the kept part prove nothing.
-        """
-        return max(min(size_of(message), self._left) if message.leaves_room else size_of(message) for message in taken)
-
-    def without_room(self, messages: Sequence[Outgoing], names: Sequence[str], lengths: Mapping[str, int]) -> set[int]:
-        """Return the places of the messages that have to wait.
-
-        `names` are their queues, and `lengths` says how many messages each queue has. The smallest messages find room
-        first. Those for a queue that holds little may use a part of what is kept, so one unread queue does not hold up
-        the others.
-        """
+    def without_room(self, messages: Sequence[Outgoing]) -> set[int]:
+        """Return the places of the messages that have to wait. The smallest find room first."""
         sizes = {place: size_of(message) for place, message in enumerate(messages) if message.leaves_room}
-        waiting, spent, there = set[int](), 0, Counter(lengths)
+        waiting, spent = set[int](), 0
         for place in sorted(sizes, key=sizes.__getitem__):
-            name, size = names[place], sizes[place]
-            is_short = (there[name] + 1) * size <= self._kept / SHARE_OF_A_QUEUE
-            left = self._left + (self._kept / 2 if is_short else 0)
-            if spent + size <= (left / SHARE_OF_A_CALL if spent else left):
-                spent += size
-                there[name] += 1
+            if spent + sizes[place] <= self._left:
+                spent += sizes[place]
             else:
                 waiting.add(place)
         return waiting

@@ -10,7 +10,6 @@ starts again then. A dead letter has `reason`, `at` and `redeliveries`. Fields t
 
 from oraculo.clients.redis import Script
 
-LAST_ID = f"{2**64 - 1}-{2**64 - 1}"
 NEVER_REACHED = f"{2**64 - 1}-0"  # reading after the last possible id would start again at the first
 LOOKED_AT = 1_000  # pending messages that one call checks for ended leases
 PAGE = 100  # messages that one call handles: a script blocks the server
@@ -270,47 +269,5 @@ for _, letter in ipairs(letters) do
 end
 if #letters > 0 then redis.pcall('XGROUP', 'CREATE', KEYS[2], KEYS[2], '0') end
 return #letters
-"""
-)
-
-# Reads dead letters one by one, because they may be large. KEYS: dlq. ARGV: the first id, the most dead letters, the
-# bytes after which reading stops, and the most bytes of a body and of a reason that are returned.
-# Returns the id, the fields and the size of the body of each. An entry without `body` is returned whole.
-LETTERS = Script.of(
-    f"local last_id = '{LAST_ID}'"
-    + _FIELDS
-    + """
-local limit, room, longest, longest_reason = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local is_ours = {reason = true, at = true, redeliveries = true}
-
-local function shown(fields)
-    local has_body = value_of(fields, 'body')
-    local made, size, left = {}, 0, longest
-    for i = 1, #fields, 2 do
-        local name, value = fields[i], fields[i + 1]
-        if is_ours[name] then
-            made[#made + 1] = name
-            made[#made + 1] = string.sub(value, 1, longest_reason)
-        elseif name == 'body' or not has_body then
-            made[#made + 1] = string.sub(name, 1, longest_reason)
-            made[#made + 1] = string.sub(value, 1, left)
-            size = size + #value
-            left = math.max(0, longest - size)
-        end
-    end
-    return made, size
-end
-
-local start, page = ARGV[1], {}
-while #page < limit and room >= 0 do
-    local letter = redis.call('XRANGE', KEYS[1], start, '+', 'COUNT', 1)[1]
-    if not letter then break end
-    local fields, size = shown(letter[2])
-    page[#page + 1] = {letter[1], fields, size}
-    if letter[1] == last_id then break end
-    room = room - size
-    start = '(' .. letter[1]
-end
-return page
 """
 )

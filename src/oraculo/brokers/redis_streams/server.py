@@ -45,7 +45,7 @@ class _Refusal(NamedTuple):
     """A refusal to write."""
 
     why: str
-    size: int = 0  # bytes of the refused message: taking a smaller one proves nothing
+    is_of_room: bool  # memory is short: an answer that is taken proves no room for commands
 
 
 class Server:
@@ -67,7 +67,6 @@ class Server:
         self._trouble: str | None = _CLOSED
         self._refusal: _Refusal | None = None  # the last refusal of a message
         self.keeps = True  # confirmed messages survive a restart
-        self.run_id: bytes | None = None
         self.known: set[str] = set()  # streams whose groups existed when last seen
         self._eviction: str | None = None  # the eviction policy that was logged last
 
@@ -134,7 +133,7 @@ class Server:
         if code == "OOM":
             error = NoRoom(str(error))
         if code in _REFUSES_WRITES:
-            self._note_refusal(str(error))
+            self._refusal = _Refusal(str(error), code == "OOM")
         elif isinstance(error, BrokerUnavailable):
             self._trouble = str(error)
         if code in ("READONLY", "MASTERDOWN"):
@@ -157,47 +156,35 @@ class Server:
 
     def refuses(self, why: str) -> BrokerUnavailable:
         """Return the error for a server that answers and takes no message."""
-        self._note_refusal(why)
+        self._refusal = _Refusal(why, is_of_room=False)
         return BrokerUnavailable(why)
 
-    def no_room(self, reply: ReplyError, size: int) -> BrokerError:
-        """Return the error for a message of that size."""
-        error = self.error_of(reply)
-        self._note_refusal(str(error), size)
-        return error
-
-    def keeps_the_rest(self, size: int) -> NoRoom:
-        """Return the error for a message of that size when the remaining room is kept for answers."""
+    def keeps_the_rest(self) -> NoRoom:
+        """Return the error for commands when the remaining room is kept for answers."""
         why = f"{self.place} is close to its maxmemory: what is left is kept for answers"
-        self._note_refusal(why, size)
+        self._refusal = _Refusal(why, is_of_room=True)
         return NoRoom(why)
 
-    def _note_refusal(self, why: str, size: int = 0) -> None:
-        before = self._refusal.size if self._refusal and size else 0  # otherwise it had another reason
-        self._refusal = _Refusal(why, max(size, before))
-
-    def note_written(self, size: float = 0) -> None:
-        if self._refusal is not None and size >= self._refusal.size:
+    def note_written(self, *, is_command: bool) -> None:
+        if self._refusal is not None and (is_command or not self._refusal.is_of_room):
             self._refusal = None
 
     async def require_writing(self, room: float) -> None:
-        """Raise BrokerUnavailable while the server still refuses to write, or has less than `room` bytes for commands.
+        """Raise BrokerUnavailable while the server still refuses to write, or has no `room` for commands.
 
         A server does not report all reasons for a refusal. So this sends a command that writes nothing and is refused
         for the same reasons.
         """
         if self._refusal is None:
             return
-        why, size = self._refusal
-        if size and room < size:
+        why, is_of_room = self._refusal
+        if is_of_room and room <= 0:
             raise BrokerUnavailable(why)
         queue = next(iter(self.known), _NOBODY)  # a key that this user may use, if one is known
         (reply,) = await self.call([("XGROUP", "CREATECONSUMER", queue, _NOBODY, _NOBODY)])
         if isinstance(reply, ReplyError) and error_code(reply) in _REFUSES_WRITES:
             raise self.error_of(reply)
-        if not (
-            isinstance(reply, ReplyError) and error_code(reply) == "NOPERM"
-        ):  # checked first by the server, so it proves nothing
+        if not (isinstance(reply, ReplyError) and error_code(reply) == "NOPERM"):  # which the server checks first
             self._refusal = None
 
     async def _prepare(self, connection: Connection) -> None:
@@ -208,10 +195,7 @@ class Server:
             about |= read_info(reply)
         self._refuse_mode(about)
         self._log_eviction(about)
-        run_id = about.get(b"run_id")
-        if run_id is None or run_id != self.run_id:
-            self.known.clear()  # it may be another server, or one that restarted
-        self.run_id = run_id or self.run_id
+        self.known.clear()  # it may be another server, or one that restarted
         self.keeps = bool(about) and about.get(b"aof_enabled") != b"0"
 
     def _log_eviction(self, about: dict[bytes, bytes]) -> None:
@@ -226,16 +210,9 @@ class Server:
     def _refuse_mode(self, about: dict[bytes, bytes]) -> None:
         """Raise BrokerError for a cluster, which spreads the keys of a queue over nodes, and for a Sentinel."""
         modes = (about.get(b"redis_mode"), about.get(b"server_mode"))  # Valkey 9 and later say server_mode
-        if b"sentinel" in modes:
-            raise BrokerError(
-                f"{self.place} is a Redis Sentinel, which knows where the master is and keeps no queues: use the "
-                "address of the master, or one that follows it"
-            )
-        if b"cluster" in modes:
-            raise BrokerError(
-                f"{self.place} is a node of a Redis Cluster, which spreads the keys of a queue over its nodes: use a "
-                "single server, or the address at which Sentinel or your provider keeps the master of one"
-            )
+        for mode, what in ((b"sentinel", "a Redis Sentinel"), (b"cluster", "a node of a Redis Cluster")):
+            if mode in modes:
+                raise BrokerError(f"{self.place} is {what}: use the address of a single server, or of its master")
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
@@ -250,7 +227,7 @@ class Server:
         for reply in await self.call([group_command(name) for name in names]):
             if not is_busy(reply):
                 self.checked(reply)
-                self.note_written()
+                self.note_written(is_command=False)
         self.know(names)
 
     def forget(self, names: Iterable[str]) -> None:

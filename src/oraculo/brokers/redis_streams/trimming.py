@@ -5,19 +5,13 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-import structlog
-
 from oraculo.brokers.redis_streams.scripts import TRIM
-from oraculo.brokers.redis_streams.server import ERRORS
-from oraculo.clients.redis import Command, ReplyError, translated
-from oraculo.errors import BrokerUnavailable
+from oraculo.clients.redis import Command, ReplyError
 from oraculo.wire.naming import is_dlq
 
 TRIMMED_EVERY = 2.0  # seconds
 TRIMMED_TOGETHER = 100  # queues
 MOST_REMEMBERED = 10_000  # queues; the oldest are trimmed after the next message for them
-
-_log = structlog.get_logger("oraculo.brokers.redis")
 
 
 class Trimmer:
@@ -26,11 +20,9 @@ class Trimmer:
     The commands go along with a publish now and then, so they need neither a task nor a round trip of their own.
     """
 
-    def __init__(self, place: str) -> None:
-        self._place = place
+    def __init__(self) -> None:
         self._sent_to: dict[str, None] = {}  # not seen empty since, longest untrimmed first
         self._next = 0.0
-        self._is_permitted = True
 
     def note_sent(self, queues: Iterable[str]) -> None:
         """Record queues that messages were sent to. Dead letters are never trimmed."""
@@ -40,7 +32,7 @@ class Trimmer:
 
     def due(self) -> list[str]:
         now = asyncio.get_running_loop().time()
-        if now < self._next or not self._is_permitted:
+        if now < self._next:
             return []
         self._next = now + TRIMMED_EVERY
         return list(islice(self._sent_to, TRIMMED_TOGETHER))
@@ -49,18 +41,8 @@ class Trimmer:
         """Store how many messages each queue still has."""
         for queue, left in zip(queues, replies, strict=True):
             self._sent_to.pop(queue, None)
-            if isinstance(left, ReplyError):
-                self._note_refusal(left)
-            elif left:
+            if left and not isinstance(left, ReplyError):  # a user without the right to trim does without
                 self._sent_to[queue] = None
-
-    def _note_refusal(self, error: ReplyError) -> None:
-        """Stop trimming for a user without the right to. Each version words that refusal differently."""
-        is_passing = isinstance(translated(error, self._place, ERRORS), BrokerUnavailable)
-        if self._is_permitted and not is_passing:
-            self._is_permitted = False
-            why = "what workers ack and do not delete stays in its stream: grant +xtrim"
-            _log.warning(why, broker=self._place, reason=str(error))
 
 
 def trim_command(queue: str) -> Command:

@@ -42,8 +42,6 @@ _PASSING = {
     "TRYAGAIN": "is a cluster that is moving its keys",
     "UNBLOCKED": "ended the wait for messages",
 }
-# The cause of a failed transaction: `EXECABORT Transaction discarded because of: OOM command…`
-_IN_TRANSACTION = re.compile(r"EXECABORT .*because of: -?([A-Z]{2,}) ")
 # The cause of a failed script on Redis 6.2: `ERR Error running script (…): @user_script:5: NOGROUP No such…`
 _IN_SCRIPT = re.compile(r"@user_script: ?[0-9]+: -?([A-Z]{2,}) ")
 
@@ -265,11 +263,11 @@ def _why_no_login(place: str, reply: ReplyError) -> str:
 
 
 def error_code(error: ReplyError) -> str:
-    """Return the first word of an error, or of the error within it when a script or transaction failed."""
+    """Return the first word of an error, or of the error within it when a script failed."""
     text = str(error)
     if text.startswith("ERR max number of clients"):
         return "MAXCLIENTS"
-    found = _IN_SCRIPT.search(text) if text.startswith("ERR Error") else _IN_TRANSACTION.match(text)
+    found = _IN_SCRIPT.search(text) if text.startswith("ERR Error") else None
     return found.group(1) if found else text.partition(" ")[0]
 
 
