@@ -26,9 +26,7 @@ class TestLimitOfMemory:
         broker = await started(max_bytes=self.LIMIT)
         await broker.consume("read", prefetch=1)
         receipts = await broker.publish([*messages(7), *messages(2, "read")])
-        assert re.search(
-            r"did not take 2 of 9 messages, for q: messages .*nobody reads it.* start a worker", reasons(receipts)
-        )
+        assert re.search(r"no room for q: messages .*nobody reads it.* start a worker", reasons(receipts))
         assert takers(receipts) == ["memory"] * 5 + [None] * 2 + ["memory"] * 2
         assert not places_down(receipts)
         assert [link.trouble for link in broker.statuses()] == [None]  # it works
@@ -57,7 +55,7 @@ class TestLimitOfMemory:
         for queue in ("a", "b"):
             await broker.consume(queue, prefetch=1)
         receipts = await broker.publish(messages(6, "a"))
-        assert re.search(r"for a: .* 1005 in a; .*start more workers", reasons(receipts))
+        assert re.search(r"no room for a: .* 1005 in a; .*start more workers", reasons(receipts))
         assert takers(receipts).count(None) == 1
         receipts = await broker.publish(messages(5, "b"))
         assert takers(receipts).count(None) == 3
@@ -68,13 +66,6 @@ class TestLimitOfMemory:
         with pytest.raises(QueueUnavailable):
             ensure_taken(await broker.publish(messages(1, "b")))
         assert [found.queue for found in await broker.queues()] == ["a"]
-
-    async def test_only_some_of_the_queues_that_took_nothing_are_named(self) -> None:
-        broker = await started(max_bytes=self.LIMIT)
-        await publish_all(broker, messages(5, "a"))
-        receipts = await broker.publish([Outgoing(f"b{n}", b"1") for n in range(500)])
-        assert re.search(r"did not take 500 of 500 messages, for b0, b1, .* and 495 more: ", reasons(receipts))
-        assert len(reasons(receipts)) < 500
 
     async def test_only_settled_messages_make_room(self) -> None:
         broker = await started(max_bytes=2 * self.LIMIT)
@@ -120,9 +111,9 @@ class TestLimitOfMemory:
         broker = await started(max_bytes=self.LIMIT)
         await publish_all(broker, [Outgoing("q", b"0", reason=LONG_REASON)] * 5)
         receipts = await broker.publish([*messages(1), Outgoing("q", b"0", reason="r"), *messages(4)])
-        assert re.search(r"for q\.dlq: dead letters .* redrive or discard", reasons(receipts))
+        assert re.search(r"no room for q\.dlq: dead letters .* redrive or discard", reasons(receipts))
         assert takers(receipts) == ["memory", None, *["memory"] * 4]
-        with pytest.raises(QueueUnavailable, match=r"5 of 5 messages, for q: .*nobody reads it"):
+        with pytest.raises(QueueUnavailable, match=r"no room for q: .*nobody reads it"):
             await broker.redrive("q")
         assert (await state(broker)).dead_letters == 5
         await broker.discard("q", [letter.id for letter in await broker.dead_letters("q", limit=10)])
@@ -131,7 +122,7 @@ class TestLimitOfMemory:
     async def test_a_redrive_moves_what_has_room_and_keeps_the_others(self) -> None:
         broker = await started(max_bytes=self.LIMIT)
         await publish_all(broker, [Outgoing("q", b"%d" % n, reason="bad") for n in range(7)])
-        with pytest.raises(QueueUnavailable, match="did not take 2 of 7 messages, for q"):
+        with pytest.raises(QueueUnavailable, match="no room for q"):
             await broker.redrive("q")
         assert ((await state(broker)).ready, (await state(broker)).dead_letters) == (5, 2)
         consumer = await broker.consume("q", prefetch=100)

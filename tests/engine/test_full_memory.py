@@ -46,6 +46,6 @@ async def test_why_a_command_was_never_sent_is_told_of_its_own_queue() -> None:
         aggregate = await oraculo.run({"destinos": [SERVED, UNSERVED], "payload": LARGE, "timeout": 1})
         assert aggregate["resultados"].keys() == {SERVED}
         told = aggregate["falhas"][UNSERVED]["motivo"]
-        assert told.startswith("not sent in 1 s: the broker did not take the command (the memory broker did not take ")
-        assert f"messages, for {UNSERVED}: messages take " in told
+        assert told.startswith("not sent in 1 s: the broker did not take the command (the memory broker has no room ")
+        assert f"for {UNSERVED}: messages take " in told
         assert "start a worker for it, or use a real broker" in told

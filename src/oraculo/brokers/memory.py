@@ -69,16 +69,14 @@ class MemoryBroker:
             if not 0 <= priority <= HIGHEST_PRIORITY:
                 raise BrokerError(f"priority: must be 0 to {HIGHEST_PRIORITY}, got {priority}")
         taken = server.admit(messages)
-        here = Receipt(self.name)
+        here, full = Receipt(self.name), dict[str, Receipt]()
         if all(taken):
             return [here] * len(messages)
-        left = [
-            message.queue if message.reason is None else dlq_name(message.queue)
-            for message, is_in in zip(messages, taken, strict=True)
-            if not is_in
-        ]
-        full = Receipt(error=QueueFull(server.refusal(left, len(messages))))
-        return [here if is_in else full for is_in in taken]
+        names = [message.queue if message.reason is None else dlq_name(message.queue) for message in messages]
+        for name, is_in in zip(names, taken, strict=True):
+            if not is_in and name not in full:
+                full[name] = Receipt(error=QueueFull(server.refusal(name)))
+        return [here if is_in else full[name] for name, is_in in zip(names, taken, strict=True)]
 
     async def consume(self, queue: str, *, prefetch: int) -> MemoryConsumer:
         if prefetch < 1:

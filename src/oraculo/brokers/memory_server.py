@@ -24,7 +24,6 @@ NEARLY_FULL = 0.95  # the part of a budget past which `check` fails, before any 
 # Seconds until the next sweep, for each message and each queue that a sweep looked at: sweeps take a few percent of the
 # time at most. The pause depends on their number, because the clock of a rehearsal stands still during a sweep.
 SWEEP_PAUSE, QUEUE_PAUSE = 2e-6, 100e-6
-_MOST_NAMED = 5  # queues that a refusal names
 # Advice for when there is no room. The limit is no setting, so the advice never says to raise it.
 _ANOTHER_BROKER = "or use a real broker (ORACULO_BROKER_URL)"
 _DISCARD = "redrive or discard some of them"
@@ -114,7 +113,7 @@ class MemoryServer:
             more -= message.cost
         place = self._with_room(dlq_name(queue.name), more)
         if place is None:
-            raise BrokerUnavailable(self.refusal([dlq_name(queue.name)], 1))
+            raise BrokerUnavailable(self.refusal(dlq_name(queue.name)))
         queue.weigh(-message.cost)
         self._mark_dead(message, reason)
         place.stock.put(message)
@@ -131,8 +130,8 @@ class MemoryServer:
         self.discard(name, letters, moved)
         self.queue(source).wake()
         self.tidy(name)
-        if left := len(found) - len(moved):
-            raise QueueFull(self.refusal([source] * left, len(found)))
+        if len(moved) < len(found):
+            raise QueueFull(self.refusal(source))
         return len(moved)
 
     def discard(self, name: str, letters: DeadLetterStock, found: Sequence[StoredMessage]) -> None:
@@ -242,34 +241,17 @@ class MemoryServer:
         self.forget(queue, messages)
         self.expired += len(messages)
 
-    def refusal(self, names: Sequence[str], of: int) -> str:
-        """Return why messages were not taken. `names` are their queues, and `of` is how many there were in all."""
-        by_remedy: dict[str, list[str]] = {}
-        for name in dict.fromkeys(names):
-            by_remedy.setdefault(self._remedy(name), []).append(name)
-        whys = [
-            f"for {_some(queues)}: {self._usage(self.dead if remedy == _DISCARD else self.work)}; {remedy}"
-            for remedy, queues in by_remedy.items()
-        ]
-        return f"the memory broker did not take {len(names)} of {of} messages, {'; '.join(whys)}"
-
-    def _remedy(self, name: str) -> str:
-        if is_dlq(name):
-            return _DISCARD
+    def refusal(self, name: str) -> str:
+        """Return why a queue has no room."""
         queue = self.queues.get(name)
-        return _START_MORE if queue and queue.consumers else _START_A_WORKER
+        budget, remedy = self.work, _START_MORE if queue and queue.consumers else _START_A_WORKER
+        if is_dlq(name):
+            budget, remedy = self.dead, _DISCARD
+        return f"the memory broker has no room for {name}: {self._usage(budget)}; {remedy}"
 
     def _usage(self, budget: Budget) -> str:
         """Return how full a budget is, and which queue holds most of it."""
-        largest = max((queue for queue in self.queues.values() if queue.budget is budget), key=_held, default=None)
+        queues = [queue for queue in self.queues.values() if queue.budget is budget]
+        largest = max(queues, key=lambda queue: queue.held, default=None)
         most = f", most of them {largest.held} in {largest.name}" if largest else ""
         return f"{budget.what} take {budget.held} of {budget.limit} bytes{most}"
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more
-
-
-def _held(queue: Queue) -> int:
-    return queue.held
