@@ -19,7 +19,7 @@ from oraculo.core.machine import Verdict, ending, moves, operators, timeout_reas
 from oraculo.core.machine import answers as machine_answers
 from oraculo.core.run import Cause, Changes, Run, RunHead, RunStatus, Task, TaskStatus
 from oraculo.engine import after_commit
-from oraculo.engine.decide import intake
+from oraculo.engine.decide import decider
 from oraculo.engine.send import outbox
 from oraculo.errors import QueueUnavailable
 from oraculo.pipeline.definition import Kind, quorum_needed
@@ -97,7 +97,7 @@ def a_failure_that_asks_for_no_other_attempt_is_retried(patch: pytest.MonkeyPatc
         event = real(*args, **options)
         return msgspec.structs.replace(event, retryable=True) if getattr(event, "failed", False) else event
 
-    patch.setattr(intake, "read_answer", read)
+    patch.setattr(decider, "read_answer", read)
 
 
 def a_step_of_a_repeated_run_has_one_attempt(patch: pytest.MonkeyPatch) -> None:
