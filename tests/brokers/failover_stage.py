@@ -134,7 +134,6 @@ class Unreadable(Named):
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("broker.PROBE_PAUSE", "broker.LONGEST_PROBE_PAUSE", "broker.PULSE", "consumer.FAILED_PAUSE"):
         monkeypatch.setattr(f"oraculo.brokers.failover.{name}", 0.02)
-    monkeypatch.setattr("oraculo.brokers.failover.consumer.RESUBSCRIBE_PAUSE", 0.02)
     monkeypatch.setattr("oraculo.core.queue_health._SHOWN_FOR", 0.5)
 
 

@@ -111,31 +111,6 @@ async def test_settling_what_a_lost_broker_had_delivered_touches_nothing_of_anot
     assert (state.unacked, state.dead_letters) == (1, 0)
 
 
-async def test_queues_that_were_declared_while_a_broker_was_away_are_there_when_it_is_back(two: Two) -> None:
-    both, first, _ = two
-    await first.leave()
-    with pytest.raises(BrokerUnavailable):
-        await publish_all(first, [Outgoing("x", b"")])
-    await publish_all(both, [Outgoing("x", b"")])
-    await both.declare(["late"])
-    first.come_back()
-    await until(lambda: troubles(both)["first"] is None)
-    assert [state.queue for state in await first.queues(["late"])] == ["late"]
-
-
-async def test_what_was_removed_or_only_published_to_is_not_made_on_a_broker_that_is_back(two: Two) -> None:
-    both, first, second = two
-    await first.leave()
-    await until(lambda: troubles(both)["first"] is not None)
-    await publish_all(both, [Outgoing("reply", b"", is_reply=True)])
-    await both.declare(["removed", "kept"])
-    await both.remove(["removed"])
-    first.come_back()
-    await until(lambda: first.queues(["kept"]), saying="the queue on the first")
-    assert [state.queue for state in await first.queues()] == ["kept"]
-    assert {state.queue for state in await second.queues()} == {"reply", "kept"}
-
-
 async def test_a_queue_whose_reader_is_busy_is_made_on_a_broker_that_comes_back_empty(two: Two) -> None:
     """A plain producer may publish there meanwhile, and without the queue RabbitMQ drops that in silence."""
     both, first, _ = two
@@ -147,22 +122,6 @@ async def test_a_queue_whose_reader_is_busy_is_made_on_a_broker_that_comes_back_
     await first.remove(["q"])
     first.come_back()
     await until(lambda: first.queues(["q"]), saying="the queue to be there again")
-
-
-async def test_queues_that_come_and_go_are_not_remembered_for_ever(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oraculo.brokers.failover.broker.MOST_DECLARED", 20)
-    both, first, _ = two
-    for number in range(30):
-        await both.declare([f"step-{number}"])
-    for number in range(20):
-        consumer = await both.consume(f"replies-{number}", prefetch=1)
-        await consumer.close()
-    assert list(both._declared) == [f"step-{number}" for number in range(10, 30)]
-    assert not any(member._unread._suspects for member in both._members)
-    await first.leave()
-    await until(lambda: troubles(both)["first"] is not None)
-    first.come_back()
-    await until(lambda: troubles(both)["first"] is None)
 
 
 async def test_a_queue_that_could_not_be_read_is_told_of_no_more_once_its_consumer_is_closed(two: Two) -> None:
@@ -192,7 +151,8 @@ async def test_a_broker_that_refuses_or_never_makes_a_queue_comes_back_with_the_
     await both.start()
     await first.leave()
     await until(lambda: troubles(both)["first"] is not None)
-    await both.declare(["refused", "endless", "late"])
+    for queue in ("refused", "endless", "late"):
+        await both.consume(queue, prefetch=1)
     first.come_back()
     await until(lambda: first.queues(["late"]), saying="the last queue to be made on the first")
     assert troubles(both)["first"] is None
@@ -271,31 +231,6 @@ async def test_without_any_broker_it_says_why_of_each(two: Two) -> None:
             await call
     with pytest.raises(BrokerUnavailable, match="first: pulled out; second: pulled out"):
         await both.check()
-
-
-@pytest.mark.parametrize("call", ["publish", "declare", "consume"])
-async def test_it_says_so_of_one_that_a_probe_has_found_well_since(
-    two: Two, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
-    both, first, second = two
-
-    async def be_lost(*_: object, **__: object) -> None:
-        raise BrokerUnavailable("lost")
-
-    async def be_lost_once_the_first_is_back(*_: object, **__: object) -> None:
-        await until(lambda: troubles(both)["first"] is None, saying="the first to be found well")
-        raise BrokerUnavailable("lost too")
-
-    monkeypatch.setattr(first, call, be_lost)
-    monkeypatch.setattr(second, call, be_lost_once_the_first_is_back)
-    calls = {
-        "publish": lambda: both.publish([Outgoing("q", b"")]),
-        "declare": lambda: both.declare(["q"]),
-        "consume": lambda: both.consume("q", prefetch=1),
-    }
-    first_said = "works again" if call == "consume" else "lost"
-    with pytest.raises(BrokerUnavailable, match=f"first: {first_said}; second: lost too"):
-        await calls[call]()
 
 
 async def test_a_check_that_none_answers_says_so_of_each(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -228,41 +228,6 @@ async def test_a_consumer_whose_canaries_others_take_is_made_again_without_alarm
         await snatching
 
 
-async def test_canaries_that_are_gone_and_never_settled_may_have_been_swallowed_and_are_told_of() -> None:
-    async with watched("q") as (broker, memory, _):
-        other = await memory.consume("q", prefetch=100)
-
-        async def swallow() -> None:
-            while await other.take(100):
-                pass
-
-        swallowing = asyncio.create_task(swallow())
-        memory.is_deaf = True
-        consumer = await broker.consume("q", prefetch=10)
-        with pytest.raises(BrokerUnavailable, match="heard nothing and is made again") as told:
-            async with asyncio.timeout(10 * UNPROVEN_ROUNDS):
-                await consumer.take(10)
-        assert not isinstance(told.value, ConsumerDoubted)
-        await other.close()
-        await swallowing
-
-
-async def test_canaries_that_the_only_consumer_did_not_hear_are_told_of_though_nobody_holds_them() -> None:
-    """RabbitMQ does not tell what a consumer holds that swallows it."""
-    async with watched("q") as (broker, memory, _):
-
-        async def publish(messages: Sequence[Outgoing]) -> Sequence[Receipt]:
-            return [Receipt("memory") for _ in messages]
-
-        memory.publish = publish  # type: ignore[method-assign]
-        await memory.declare(["q"])
-        consumer = await broker.consume("q", prefetch=10)
-        with pytest.raises(BrokerUnavailable, match="heard nothing and is made again") as told:
-            async with asyncio.timeout(10 * UNPROVEN_ROUNDS):
-                await consumer.take(10)
-        assert not isinstance(told.value, ConsumerDoubted)
-
-
 async def test_a_consumer_that_is_full_needs_no_proof() -> None:
     async with watched("q") as (broker, memory, told):
         consumer = await broker.consume("q", prefetch=1)

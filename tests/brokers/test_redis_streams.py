@@ -1,7 +1,6 @@
 """Redis Streams: the suite every broker passes, how it starts and stops, and whom a server lets in."""
 
 import asyncio
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import redis
 
 from oraculo.brokers.redis_streams import RedisStreamsBroker
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings
-from oraculo.ports.broker import Broker, Outgoing, ensure_taken, publish_all
+from oraculo.ports.broker import Broker, ensure_taken, publish_all
 from oraculo.testing.broker_suite import BrokerSuite
 from tests.brokers import redis_streams_stage as stage
 from tests.brokers.redis_streams_stage import (
@@ -111,19 +110,6 @@ class TestLife:
             assert list(await taking) == []
             again = await take(await broker.consume(queue, prefetch=10), 3, within=PROMPTLY)
             assert {each.redeliveries for each in again} == {1}
-
-    async def test_a_broker_can_be_started_again(self, url: str, queue: str) -> None:
-        async with started(url) as broker:
-            await publish_all(broker, messages(queue, 1))
-            await broker.close()
-            await broker.start()
-            assert bodies(await take(await broker.consume(queue, prefetch=1), 1)) == [0]
-
-    async def test_bodies_of_json_come_as_they_were(self, url: str, queue: str) -> None:
-        body = json.dumps({"correlation_id": "c", "payload": {"texto": "coleção"}}).encode()
-        async with started(url) as broker:
-            await publish_all(broker, [Outgoing(queue, body)])
-            assert (await take(await broker.consume(queue, prefetch=1), 1))[0].body == body
 
 
 class WithoutAuth(Valkey):

@@ -1,28 +1,18 @@
 """Redis Streams: leases, delays and the quarantine, and queues that many share."""
 
 import asyncio
-import os
 import re
-import signal
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
-from oraculo.brokers.failover import FailoverBroker
-from oraculo.brokers.memory import MemoryBroker
 from oraculo.brokers.prefetch import FIRST
-from oraculo.brokers.redis_streams import RedisStreamsBroker
-from oraculo.brokers.redis_streams.consumer import RedisConsumer
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Outgoing, ensure_taken, publish_all
-from oraculo.ports.clock import SystemClock
 from tests.brokers import redis_streams_stage as stage
 from tests.brokers.redis_streams_stage import (
     LEASE,
-    PATIENCE,
     PROMPTLY,
     bodies,
     fresh_name,
@@ -103,23 +93,6 @@ class TestLeases:
             await consumer.close()
             await taking
 
-    async def test_another_process_that_was_killed_loses_nothing(self, url: str, queue: str, tmp_path: Path) -> None:
-        async with started(url, lease=LEASE) as broker:
-            await publish_all(broker, messages(queue, 3))
-            script = tmp_path / "victim.py"
-            script.write_text(VICTIM)
-            victim = await asyncio.create_subprocess_exec(
-                sys.executable, str(script), url, queue, stdout=asyncio.subprocess.PIPE
-            )
-            assert victim.stdout is not None
-            async with asyncio.timeout(PATIENCE):
-                assert (await victim.stdout.readline()).strip() == b"3"
-            os.kill(victim.pid, signal.SIGKILL)
-            await victim.wait()
-            again = await take(await broker.consume(queue, prefetch=10), 3)
-            assert sorted(bodies(again)) == [0, 1, 2]
-            assert {each.redeliveries for each in again} == {1}
-
     async def test_all_that_one_left_is_claimed_without_a_pause(self, url: str, plain: Any, queue: str) -> None:
         async with started(url) as broker:
             await publish_all(broker, messages(queue, 600))
@@ -156,20 +129,6 @@ class TestLeases:
             read_plain(plain, queue)
             assert (await state(broker, queue)).consumers == 1
             await until(shows(broker, queue, consumers=0), saying="the silent one not counted")
-
-
-VICTIM = """
-import asyncio, sys
-from oraculo.brokers.redis_streams import RedisStreamsBroker
-
-async def main(url, queue):
-    broker = RedisStreamsBroker(url)
-    await broker.start()
-    print(len(await (await broker.consume(queue, prefetch=10)).take(3)), flush=True)
-    await asyncio.Event().wait()
-
-asyncio.run(main(*sys.argv[1:]))
-"""
 
 
 def idle_names(plain: Any, queue: str) -> set[bytes]:
@@ -210,13 +169,6 @@ class TestDelays:
             found = await state(broker, queue)
             assert (found.ready, found.unacked) == (0, 0)
 
-    async def test_it_is_no_queue_of_its_own(self, url: str, queue: str) -> None:
-        async with started(url) as broker:
-            await publish_all(broker, messages(queue, 1))
-            consumer = await broker.consume(queue, prefetch=1)
-            await consumer.retry((await take(consumer, 1))[0], 60.0, "later")
-            assert [found.queue for found in await broker.queues() if found.queue.startswith(queue)] == [queue]
-
     async def test_waiting_for_one_keeps_its_place_in_the_limit(self, url: str, queue: str) -> None:
         async with started(url, delivery_limit=2) as broker:
             await publish_all(broker, messages(queue, 1))
@@ -254,13 +206,6 @@ class TestQuarantine:
                 await consumer.close()
             (after,) = await broker.dead_letters(queue, limit=5)
             assert (after.reason, after.at, after.redeliveries) == (before.reason, before.at, before.redeliveries)
-
-    async def test_a_reason_may_quote_half_a_character(self, url: str, queue: str) -> None:
-        async with started(url) as broker:
-            await publish_all(broker, [Outgoing(queue, b"0", reason="bad: \ud800"), *messages(queue, 1)])
-            consumer = await broker.consume(queue, prefetch=1)
-            await consumer.dead_letter((await take(consumer, 1))[0], "bad: \ud800")
-            assert [letter.reason for letter in await broker.dead_letters(queue, limit=5)] == ["bad: ?", "bad: ?"]
 
     async def test_a_letter_buried_again_has_the_new_reason(self, url: str, queue: str) -> None:
         async with started(url) as broker:
@@ -304,27 +249,6 @@ class TestQuarantine:
 
 
 class TestSharing:
-    async def test_many_thousand_messages_pass_between_two_brokers_once_each(self, url: str, queue: str) -> None:
-        count, seen = 20_000, list[int]()
-
-        async def work(consumer: RedisConsumer) -> None:
-            while batch := await consumer.take(300):
-                seen.extend(bodies(batch))
-                await consumer.ack(batch)
-
-        async with started(url) as broker, started(url) as other:
-            consumers = [await each.consume(queue, prefetch=1000) for each in (broker, other)]
-            workers = [asyncio.create_task(work(consumer)) for consumer in consumers]
-            for start in range(0, count, 1000):
-                await publish_all(broker, [Outgoing(queue, b"%d" % number) for number in range(start, start + 1000)])
-            await until(lambda: len(seen) >= count, within=60, saying="all messages")
-            for consumer in consumers:
-                await consumer.close()
-            await asyncio.gather(*workers)
-            assert sorted(seen) == list(range(count))
-            found = await state(broker, queue)
-            assert (found.ready, found.unacked) == (0, 0)
-
     async def test_who_waits_has_all_of_a_small_batch_at_once(self, url: str, queue: str) -> None:
         other = fresh_name()
         async with started(url) as broker:
@@ -388,22 +312,6 @@ class TestSharing:
                 assert (takers(receipts), places_down(receipts)) == ([None, "redis", "redis"], {0})
                 assert (await state(broker, queue)).ready == ready
         plain.delete(bad)
-
-    async def test_of_several_brokers_the_next_takes_only_what_is_for_the_bad_queue(
-        self, url: str, plain: Any, queue: str
-    ) -> None:
-        bad = fresh_name()
-        plain.set(bad, "mine")
-        second = MemoryBroker(SystemClock())
-        broker = FailoverBroker([RedisStreamsBroker(url), second])
-        await broker.start()
-        try:
-            vias = takers(await broker.publish([Outgoing(bad, b"0"), *messages(queue, 2)]))
-            assert list(vias) == ["memory", "redis", "redis"]
-            assert [(found.queue, found.ready) for found in await second.queues()] == [(bad, 1)]
-        finally:
-            await broker.close()
-            plain.delete(bad)
 
     @pytest.mark.parametrize("count", [1, 2], ids=["each alone", "in one step"])
     async def test_a_queue_that_a_user_may_not_write_to_keeps_none_from_the_others(self, count: int) -> None:

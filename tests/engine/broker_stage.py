@@ -25,7 +25,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_marks, "LOOK_EVERY", 0.02)
     for name in ("broker.PROBE_PAUSE", "broker.LONGEST_PROBE_PAUSE", "broker.PULSE", "consumer.FAILED_PAUSE"):
         monkeypatch.setattr(f"oraculo.brokers.failover.{name}", 0.02)
-    monkeypatch.setattr("oraculo.brokers.failover.consumer.RESUBSCRIBE_PAUSE", 0.02)
     monkeypatch.setattr("oraculo.core.queue_health._SHOWN_FOR", 0.5)
 
 

@@ -381,7 +381,7 @@ async def test_a_command_that_can_be_put_nowhere_is_run_once_and_tried_again_aft
 async def test_a_command_that_one_of_several_brokers_can_put_nowhere_is_run_once(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oraculo.brokers.failover.consumer.RESUBSCRIBE_PAUSE", 0.01)
+    monkeypatch.setattr("oraculo.brokers.failover.consumer.FAILED_PAUSE", 0.01)
     app, runs = counting_app()
     stage.broker.refuses = lambda message: BrokerError("no such name") if message.queue == "bad name" else None
     stage.broker.fail("dead_letter", *[QueueFull("no room")] * 5)

@@ -8,9 +8,8 @@ messages wait while it has room.
 A deaf consumer is closed and its `take` raises, so that its owner subscribes again. `statuses()` names the queue until
 the new consumer receives something, or there is nothing to receive.
 
-When a canary went to another consumer, nothing is proven. After a few such rounds the consumer is made again to be
-sure, and `take` raises ConsumerDoubted, without alarm. It is deaf instead when each time the canary is held by
-somebody, or no other consumer reads the queue: then this consumer may be the one that swallowed it.
+When a canary did not come and is gone, nothing is proven: another consumer may have acked it. After a few such rounds
+the consumer is made again to be sure, and `take` raises ConsumerDoubted, without alarm.
 """
 
 import asyncio
@@ -140,39 +139,36 @@ class LivenessBroker:
 
     async def watch(self, consumer: "LivenessConsumer") -> BrokerUnavailable:
         """Return the error for the consumer's owner, once the consumer has to be made again."""
-        unproven: list[_Unheard] = []
+        unproven = 0  # rounds
         while True:
             if await consumer.silent_for(self._silence):
-                unproven.clear()
+                unproven = 0
             try:
                 unheard = await self._prove(consumer)
             except Exception:  # noqa: BLE001 - the broker is away: `statuses` shows that, and it is not deafness
                 continue
             if unheard is None:
-                unproven.clear()
+                unproven = 0
             elif unheard.waiting:
                 self._deaf[consumer.queue] = unheard.paused
                 why = f"heard nothing in {self._patience:g} s while {unheard.waiting} messages wait"
                 why += "" if unheard.paused is None else f": {unheard.paused}"
                 self._telemetry.emit(ConsumerRebuilt(self.name, consumer.queue, why))
-                return _deaf(consumer)
+                return BrokerUnavailable(f"the consumer of {consumer.queue} heard nothing and is made again")
             else:
-                unproven.append(unheard)
-                if len(unproven) >= UNPROVEN_ROUNDS:
-                    return self._end_of(consumer, unproven)
+                unproven += 1
+                if unproven >= UNPROVEN_ROUNDS:
+                    return self._doubted(consumer.queue)
 
-    def _end_of(self, consumer: "LivenessConsumer", unproven: Sequence["_Unheard"]) -> BrokerUnavailable:
-        if all(unheard.is_held for unheard in unproven):
-            return _deaf(consumer)
+    def _doubted(self, queue: str) -> ConsumerDoubted:
         why = "others took what it should have heard"
-        _log.debug("a consumer is made again to be sure", broker=self.name, queue=consumer.queue, reason=why)
-        return ConsumerDoubted(f"the consumer of {consumer.queue} is made again to be sure: {why}")
+        _log.debug("a consumer is made again to be sure", broker=self.name, queue=queue, reason=why)
+        return ConsumerDoubted(f"the consumer of {queue} is made again to be sure: {why}")
 
     async def _prove(self, consumer: "LivenessConsumer") -> "_Unheard | None":
         """Return the messages that the consumer missed, or None when it is well or there was nothing to receive."""
         consumer.listen()
-        is_own = consumer.queue in self._own_queues
-        if is_own:
+        if consumer.queue in self._own_queues:
             expires_at = self._clock.now() + _KEPT
             await publish_all(self._broker, [Outgoing(consumer.queue, CANARY, expires_at=expires_at)])
         elif not _waiting(await self._broker.queues([consumer.queue])):
@@ -183,8 +179,7 @@ class LivenessBroker:
         states = await self._broker.queues([consumer.queue])
         if consumer.has_heard or not consumer.has_listened:
             return None
-        is_held = is_own and any(state.unacked or state.consumers == 1 for state in states)
-        return _Unheard(_waiting(states), is_held, next((state.paused for state in states), None))
+        return _Unheard(_waiting(states), next((state.paused for state in states), None))
 
     def heard(self, consumer: "LivenessConsumer") -> None:
         self._deaf.pop(consumer.queue, None)
@@ -197,16 +192,11 @@ class _Unheard(NamedTuple):
     """The messages that a consumer should have received."""
 
     waiting: int  # messages; with 0 another consumer took them, and nothing is proven
-    is_held: bool  # unacked, or there is no other consumer: a consumer that works acks a canary at once
     paused: str | None = None  # why the broker delivers nothing
 
 
 def _waiting(states: Sequence[QueueState]) -> int:
     return sum(state.ready - state.delayed for state in states)
-
-
-def _deaf(consumer: "LivenessConsumer") -> BrokerUnavailable:
-    return BrokerUnavailable(f"the consumer of {consumer.queue} heard nothing and is made again")
 
 
 class LivenessConsumer:

@@ -1,9 +1,10 @@
 """The broker that stands for several: probes, publishing, and administration of all of them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
+from types import MappingProxyType
 from typing import TypeVar
 from weakref import WeakSet
 
@@ -21,7 +22,6 @@ PROBE_PAUSE = 1.0  # seconds between two probes of a broker that is down
 LONGEST_PROBE_PAUSE = 5.0
 PULSE = 3.0  # seconds between two probes of one that is up, which may have frozen
 PROBE_PATIENCE = 4.0  # seconds after which a broker that does not answer a probe counts as down
-MOST_DECLARED = 10_000  # queues that are created again on a broker that is back; use creates the others
 CHECK_PATIENCE = 1.5  # seconds that `check` gives each broker
 
 T = TypeVar("T")
@@ -32,7 +32,6 @@ class FailoverBroker:
 
     def __init__(self, brokers: Sequence[FullBroker]) -> None:
         self._members = [Member(broker) for broker in brokers]
-        self._declared: dict[str, None] = {}
         self._probes: list[asyncio.Task[None]] = []
         self._turn = asyncio.Lock()  # held while starting and closing
         self._consumers: WeakSet[FailoverConsumer] = WeakSet()
@@ -74,7 +73,7 @@ class FailoverBroker:
             faults = await asyncio.gather(*(self._start(member) for member in self._members))
             if all(faults):
                 await asyncio.gather(*(member.broker.close() for member in self._members))
-                none_works = self._none_works({})
+                none_works = self._none_works()
                 raise BrokerError(str(none_works)) if all(map(_says_no, faults)) else none_works
             self._probes = [asyncio.create_task(self._keep_probing(member)) for member in self._members]
 
@@ -101,13 +100,12 @@ class FailoverBroker:
         return member.is_up
 
     async def _declare_again(self, member: Member) -> None:
-        """Create the queues on a broker that is back, and is in use already.
+        """Create the queues that are read here on a broker that is back, and is in use already.
 
-        Queues are created one by one, so that a queue which is refused or takes forever stops neither the others nor
-        the broker. Queues with consumers are included, because a consumer with a full prefetch subscribes only later.
+        A consumer with a full prefetch subscribes later, and RabbitMQ drops messages for a missing queue silently.
+        Queues are created one by one, so that one that is refused or takes forever does not stop the others.
         """
-        read = [consumer.queue for consumer in self._consumers if not consumer.is_closed]
-        for queue in dict.fromkeys([*self._declared, *read]):
+        for queue in {consumer.queue for consumer in self._consumers if not consumer.is_closed}:
             try:
                 async with asyncio.timeout(PROBE_PATIENCE):
                     await member.broker.declare([queue])
@@ -146,11 +144,8 @@ class FailoverBroker:
     def _up(self) -> list[Member]:
         return [member for member in self._members if member.is_up]
 
-    def _none_works(self, said: Mapping[str, str]) -> BrokerUnavailable:
-        """Return the error that names why each broker failed.
-
-        `said` holds the reasons of this call, because a probe may have found the broker well by now.
-        """
+    def _none_works(self, said: Mapping[str, str] = MappingProxyType({})) -> BrokerUnavailable:
+        """Return the error that names why each broker failed. `said` has reasons that are no trouble of a broker."""
         whys = {member.name: said.get(member.name) or member.trouble or WORKS_AGAIN for member in self._members}
         return BrokerUnavailable("no broker works: " + "; ".join(f"{name}: {why}" for name, why in whys.items()))
 
@@ -162,36 +157,23 @@ class FailoverBroker:
         Raises when none answers or, with `all_take`, when a queue of one of them did not take something.
         """
         answers: list[tuple[Member, T]] = []
-        said: dict[str, str] = {}
         refusal: BrokerError | None = None
         for member in self._up():
             try:
                 answers.append((member, await member.attempt(call(member.broker))))
-            except QueueUnavailable as error:
-                refusal = error
-            except BrokerUnavailable as error:
-                said[member.name] = str(error)
             except BrokerError as error:
-                refusal = error
+                if isinstance(error, QueueUnavailable) or not isinstance(error, BrokerUnavailable):
+                    refusal = error
         if all_take and isinstance(refusal, QueueUnavailable):
             raise refusal
         if not answers:
-            raise refusal or self._none_works(said)
+            raise refusal or self._none_works()
         return answers
 
     # -- messages -------------------------------------------------------------------------------------------------
 
     async def declare(self, queues: Sequence[str]) -> None:
-        self._remember(queues)
         await self._with_each(lambda broker: broker.declare(queues))
-
-    def _remember(self, queues: Iterable[str]) -> None:
-        """Remember declared queues, and forget the oldest: pipelines come and go with their queues."""
-        for queue in queues:
-            self._declared.pop(queue, None)
-            self._declared[queue] = None
-        while len(self._declared) > MOST_DECLARED:
-            del self._declared[next(iter(self._declared))]
 
     async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         """Publish to the best broker. An answer prefers the broker that delivered its command."""
@@ -200,7 +182,7 @@ class FailoverBroker:
         routing = Routing(messages)
         for preferred, places in routing.by_preference().items():
             await self._publish(routing, places, preferred)
-        return routing.receipts(len(self._members), self._none_works(routing.said))
+        return routing.receipts(len(self._members), self._none_works())
 
     async def _publish(self, routing: Routing, places: Sequence[int], preferred: str | None) -> None:
         """Offer the messages to one broker after the other. One whose queue is stuck comes last: it may be slow."""
@@ -226,7 +208,7 @@ class FailoverBroker:
 
     async def consume(self, queue: str, *, prefetch: int) -> FailoverConsumer:
         if not self._probes:
-            raise self._none_works({})
+            raise self._none_works()
         consumer = FailoverConsumer(self._members, queue, prefetch)
         await consumer.open()
         self._consumers.add(consumer)
@@ -291,8 +273,6 @@ class FailoverBroker:
 
     async def remove(self, queues: Sequence[str]) -> None:
         """Remove queues from every broker that works. One that is away keeps them."""
-        for queue in queues:
-            self._declared.pop(queue, None)
         await self._with_each(lambda broker: broker.remove(queues))
 
     async def _for_owners(self, ids: Sequence[str], call: Callable[[FullBroker, list[str]], Awaitable[int]]) -> int:
@@ -352,7 +332,7 @@ def _sum(queue: str, at: Mapping[str, QueueState]) -> QueueState:
     )
 
 
-def _own_ids(member: Member, ids: Iterable[str]) -> list[str]:
+def _own_ids(member: Member, ids: Collection[str]) -> list[str]:
     mine = member.name + DEAD_LETTER_ID_SEPARATOR
     return [letter_id.removeprefix(mine) for letter_id in ids if letter_id.startswith(mine)]
 

@@ -8,9 +8,7 @@ from oraculo.brokers.failover.member import WORKS_AGAIN, Member
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Consumer, Delivery, NotMoved
 
-FAILED_PAUSE = 1.0  # seconds until a broker that did not let us subscribe or read is asked again
-RESUBSCRIBE_PAUSE = 0.2  # seconds after a loss; doubled, up to FAILED_PAUSE, when the next consumer is lost soon
-STEADY = 5.0  # seconds after which the loss of a consumer has a new reason
+FAILED_PAUSE = 0.5  # seconds until a broker is asked again after a consumer was refused or lost
 
 
 class FailoverConsumer:
@@ -62,7 +60,6 @@ class FailoverConsumer:
 
     async def _feed(self, member: Member) -> None:
         """Bring what arrives on one broker, and subscribe again whenever the subscription is lost."""
-        pause = RESUBSCRIBE_PAUSE
         while not self.is_closed:
             consumer = self._inner.get(member)
             if consumer is None:
@@ -70,7 +67,6 @@ class FailoverConsumer:
                 if not await self._subscribe(member):
                     await asyncio.sleep(FAILED_PAUSE)
                 continue
-            began = _now()
             try:
                 await self._bring(member, consumer)
             except Exception as error:  # noqa: BLE001 - an adapter's fault must not end the feed
@@ -78,9 +74,7 @@ class FailoverConsumer:
             # The broker stays in use, because this consumer alone may have failed; probes find out. The pause also
             # slows down a message that cannot be settled, which would otherwise come again at once, forever.
             await self._drop(member, consumer)
-            pause = RESUBSCRIBE_PAUSE if _now() - began > STEADY else pause
-            await asyncio.sleep(FAILED_PAUSE if member.why_unread(self.queue) else pause)
-            pause = min(2 * pause, FAILED_PAUSE)
+            await asyncio.sleep(FAILED_PAUSE)
 
     async def _bring(self, member: Member, consumer: Consumer) -> None:
         while not self.is_closed:
@@ -238,7 +232,3 @@ def _by_owner(
         if one is not None:
             groups.setdefault(id(one[0]), (one[0], []))[1].append(one[1])
     return groups.values()
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -15,7 +15,6 @@ class Routing:
         self._messages = messages
         self._receipts: list[Receipt | None] = [None] * len(messages)
         self._too_large = Counter[int]()  # place -> how many brokers refused it as too large
-        self.said: dict[str, str] = {}  # broker -> why it could not be reached
 
     def by_preference(self) -> dict[str | None, list[int]]:
         """Return the places of the messages by the broker that they prefer."""
@@ -36,8 +35,7 @@ class Routing:
             return []
         try:
             receipts = await member.attempt(member.broker.publish([self._messages[place] for place in places]))
-        except BrokerUnavailable as error:
-            self.said[member.name] = str(error)
+        except BrokerUnavailable:
             return list(places)
         except BrokerError as error:
             receipts = [Receipt(error=error)] * len(places)
