@@ -74,7 +74,7 @@ async def _measure(name: str, folder: str, engines: int) -> Measures:
         async with harness:  # it makes the schema, before the others come
             for _ in range(engines - 1):
                 processes.enter_context(_process("-c", command, "engine"))
-            while len(harness.engine.peers.engines) < engines:  # noqa: ASYNC110 - other processes are waited for
+            while len(harness.engine.parts.peers.engines) < engines:  # noqa: ASYNC110 - other processes are waited for
                 await asyncio.sleep(0.1)
             return await _measured(name, harness)
 
