@@ -147,14 +147,13 @@ class RabbitMQBroker:
         """
         with self._watched():
             wanted = self._queues.names if names is None else [name for name in names if not is_dlq(name)]
-            states = await asyncio.gather(*map(self._state, wanted), return_exceptions=True)
-        found: list[QueueState] = []
-        for state in states:
-            if isinstance(state, QueueState):
-                found.append(state)
-            elif state is not None and not (names is None and isinstance(state, Refused)):
-                raise state  # a queue that we may not look at is left out, unless it was asked for
-        return found
+            found: list[QueueState] = []
+            for state in await asyncio.gather(*map(self._state, wanted), return_exceptions=True):
+                if isinstance(state, QueueState):
+                    found.append(state)
+                elif state is not None and not (names is None and isinstance(state, Refused)):
+                    raise state  # a queue that we may not look at is left out, unless it was asked for
+            return found
 
     async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
         with self._watched():
