@@ -17,6 +17,7 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from types import MappingProxyType
 from typing import Any
@@ -25,7 +26,7 @@ from oraculo.brokers.address import read_address
 from oraculo.brokers.age import warning_of_age
 from oraculo.brokers.apart import published_apart_if_refused
 from oraculo.brokers.dead_letter_page import DeadLetterPage
-from oraculo.brokers.redis_streams.consumer import SETTLED_TOGETHER, Holder, Orphans, RedisConsumer, Terms
+from oraculo.brokers.redis_streams.consumer import SETTLED_TOGETHER, RedisConsumer, Terms
 from oraculo.brokers.redis_streams.layout import (
     is_id,
     is_text,
@@ -95,7 +96,6 @@ class RedisStreamsBroker:
         self._terms = Terms(delivery_limit, lease, clock or SystemClock())
         self._leases = leases
         self._server = Server(address, connect_timeout, publish_timeout)
-        self._orphans = Orphans(self._server, self._terms)
         self._trimmer = Trimmer()
         self._room = Room()
         self._consumers: set[RedisConsumer] = set()
@@ -152,8 +152,7 @@ class RedisStreamsBroker:
             raise BrokerError(f"prefetch: must be at least 1, got {prefetch}")
         server, terms = self._server, self._terms_of(queue)
         server.require_open()
-        self._consumers = {consumer for consumer in self._consumers if not consumer.is_over}
-        await self._orphans.give_back_all()
+        await self._give_back_all()
         await server.make_group(queue)
         name = f"oraculo-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         await server.run(TIDY, [queue], int(terms.lease * 1000 * FORGOTTEN_AFTER))
@@ -246,8 +245,7 @@ class RedisStreamsBroker:
         return f"{version_of(about)} at {self._server.place}{_warnings(about)}"
 
     async def close(self) -> None:
-        while self._consumers:  # another may be opened meanwhile
-            consumers, self._consumers = self._consumers, set()
+        while consumers := [each for each in self._consumers if not each.is_closed]:  # another may be opened meanwhile
             await asyncio.gather(*(consumer.close() for consumer in consumers))
         await self._server.close()
 
@@ -382,11 +380,18 @@ class RedisStreamsBroker:
             if isinstance(error, TimeoutError):
                 raise server.unavailable(f"no answer from {server.place} in {server.answer_timeout:g} s") from None
             raise
-        holder = Holder(queue, name)
-        consumer = RedisConsumer(server, self._terms_of(queue), self._orphans, holder, prefetch, connection)
+        consumer = RedisConsumer(server, self._terms_of(queue), queue, name, prefetch, connection)
         connection.on_loss(consumer.lose)
         self._consumers.add(consumer)
         return consumer
+
+    async def _give_back_all(self) -> None:
+        """Give back the messages of all lost consumers. Where there is no room, they come again after their lease."""
+        for consumer in list(self._consumers):
+            with suppress(NoRoom):
+                if consumer.is_over and not consumer.is_forgotten:
+                    await consumer.give_back()
+        self._consumers = {consumer for consumer in self._consumers if not consumer.is_forgotten}
 
     # -- counting -------------------------------------------------------------------------------------------------
 
@@ -419,14 +424,13 @@ class RedisStreamsBroker:
         return QueueState(name, ready + delayed, unacked, dead, self._alive(consumers), delayed)
 
     def _alive(self, consumers: Any) -> int:
+        """Count the consumers heard of lately: waiting ones always are, others when they take or extend."""
         if isinstance(consumers, ReplyError):
             return 0
-        return sum(self._is_alive(table(consumer)) for consumer in consumers)
-
-    def _is_alive(self, consumer: dict[bytes, Any]) -> bool:
-        """Return True for a consumer heard of lately: waiting consumers always are, others when they take or extend."""
-        silence = self._terms.lease if consumer[b"pending"] else HEARD_WITHIN
-        return bool(consumer[b"idle"] < silence * 1000)
+        lease = self._terms.lease
+        return sum(
+            each[b"idle"] < 1000 * (lease if each[b"pending"] else HEARD_WITHIN) for each in map(table, consumers)
+        )
 
 
 _STATE_REPLIES = 7

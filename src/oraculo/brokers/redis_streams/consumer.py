@@ -1,4 +1,4 @@
-"""The consumer of a stream: taking, settling, and giving back what a lost consumer held."""
+"""The consumer of a stream: taking, settling, and giving back what it held."""
 
 import asyncio
 from collections import deque
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from oraculo.brokers.prefetch import Prefetch
 from oraculo.brokers.redis_streams.layout import content, keys, order, text
 from oraculo.brokers.redis_streams.scripts import ACK, EXTEND, PAGE, RELEASE, RETRY, UPKEEP
-from oraculo.brokers.redis_streams.server import GroupGone, NoRoom, Server
+from oraculo.brokers.redis_streams.server import GroupGone, Server
 from oraculo.clients.redis import Command, Connection, ReplyError, Script, error_code
 from oraculo.core.chunks import pages
 from oraculo.errors import BrokerError, BrokerUnavailable
@@ -42,46 +42,6 @@ class Terms(NamedTuple):
         return f"{self.clock.now():.6f}"
 
 
-class Holder(NamedTuple):
-    """A consumer as the server knows it."""
-
-    queue: str
-    name: str
-
-
-class Orphans:
-    """Lost consumers whose messages have not been given back yet."""
-
-    def __init__(self, server: Server, terms: Terms) -> None:
-        self._server = server
-        self._terms = terms
-        self._held: dict[str, Holder] = {}
-
-    def add(self, holder: Holder) -> None:
-        self._held[holder.name] = holder
-
-    async def give_back_all(self) -> None:
-        """Give back the messages of all lost consumers. Where there is no room, they come again after their lease."""
-        for holder in list(self._held.values()):
-            with suppress(NoRoom):
-                await self.give_back(holder, "its consumer was lost")
-
-    async def give_back(self, holder: Holder, last: str) -> None:
-        """Make the messages of a lost consumer deliverable again."""
-        await self._server.ask("PING")  # by its reply, the server has ended the read of a connection that was closed
-        terms = self._terms
-        arguments = (holder.name, terms.limit_of(holder.queue), terms.too_often(last), terms.now())
-        try:
-            while await self._server.run(RELEASE, keys(holder.queue), *arguments):
-                pass
-        except BrokerUnavailable as error:
-            if not isinstance(error, GroupGone):
-                raise
-        except BrokerError:
-            pass  # the key is no queue any more, so nothing is held
-        self._held.pop(holder.name, None)
-
-
 class _Request(NamedTuple):
     """A read that waits for its reply."""
 
@@ -97,13 +57,12 @@ class RedisConsumer:
     """One subscription to a queue of a RedisStreamsBroker."""
 
     def __init__(
-        self, server: Server, terms: Terms, orphans: Orphans, holder: Holder, prefetch: int, connection: Connection
+        self, server: Server, terms: Terms, queue: str, name: str, prefetch: int, connection: Connection
     ) -> None:
         self._server = server
         self._terms = terms
-        self._orphans = orphans
-        self._holder = holder
-        self._queue = holder.queue
+        self._queue = queue
+        self._name = name
         self._prefetch = Prefetch(prefetch)
         self._connection = connection
         self._period = min(LONGEST_WAIT, terms.lease / 2)
@@ -116,7 +75,8 @@ class RedisConsumer:
         self._tokens = 0
         self._changed = asyncio.Event()  # a message was settled, or the consumer ended
         self._dead: str | None = None
-        self._closed = False
+        self.is_closed = False
+        self.is_forgotten = False  # the server holds no messages for it any more
         self._show_life()
 
     @property
@@ -125,12 +85,12 @@ class RedisConsumer:
 
     @property
     def is_over(self) -> bool:
-        return self._closed or self._dead is not None
+        return self.is_closed or self._dead is not None
 
     async def take(self, limit: int) -> Sequence[Delivery]:
         if limit < 1:
             raise BrokerError(f"limit: must be at least 1, got {limit}")
-        while not self._closed:
+        while not self.is_closed:
             if self._dead is not None:
                 raise BrokerUnavailable(self._dead)
             if self._arrived:
@@ -168,25 +128,38 @@ class RedisConsumer:
 
     async def close(self) -> None:
         """End the subscription. If the server does not answer in time, the messages come again after their lease."""
-        if self._closed:
+        if self.is_closed:
             return
-        self._closed = True
+        self.is_closed = True
         self._out.clear()
         self._arrived.clear()
         self._changed.set()
-        self._orphans.add(self._holder)
         await self._connection.close()  # a read that the server still serves would take messages that nobody sees
         with suppress(BrokerError, TimeoutError):  # the next consumer of this broker gives back what it held
             async with asyncio.timeout(self._server.connect_timeout):
-                await self._orphans.give_back(self._holder, "its consumer closed")
+                await self.give_back("its consumer closed")
+
+    async def give_back(self, last: str = "its consumer was lost") -> None:
+        """Make the messages of this consumer, which is over, deliverable again."""
+        await self._server.ask("PING")  # by its reply, the server has ended the read of a connection that was closed
+        terms = self._terms
+        arguments = (self._name, terms.limit_of(self._queue), terms.too_often(last), terms.now())
+        try:
+            while await self._server.run(RELEASE, keys(self._queue), *arguments):
+                pass
+        except BrokerUnavailable as error:
+            if not isinstance(error, GroupGone):
+                raise
+        except BrokerError:
+            pass  # the key is no queue any more, so nothing is held
+        self.is_forgotten = True
 
     def lose(self, why: str) -> None:
         """Give up this consumer. The next consumer of this broker gives back what it held."""
-        if self._closed or self._dead is not None:
+        if self.is_closed or self._dead is not None:
             return
         self._dead = why
         self._server.unavailable(why)
-        self._orphans.add(self._holder)
         self._connection.abort(why)
         self._changed.set()
 
@@ -210,13 +183,13 @@ class RedisConsumer:
             self._has_read, self._next_upkeep = False, inf
             terms, lease = self._terms, int(self._terms.lease * 1000)
             late = terms.too_often(f"its lease of {terms.lease:g} s ran out")
-            some = (self._holder.name, lease, self._cursor, min(count, PAGE), terms.limit_of(self._queue), late)
+            some = (self._name, lease, self._cursor, min(count, PAGE), terms.limit_of(self._queue), late)
             command = ("EVALSHA", UPKEEP.sha, 3, *keys(self._queue), *some, terms.now())
             return self._send(command, self._absorb_upkeep, now)
         self._has_read = True
         block = int((self._next_upkeep - now) * 1000)
         wait = ("BLOCK", block) if block > 0 else ()  # 0 would wait forever
-        read = ("XREADGROUP", "GROUP", self._queue, self._holder.name, "COUNT", count, *wait)
+        read = ("XREADGROUP", "GROUP", self._queue, self._name, "COUNT", count, *wait)
         return self._send((*read, "STREAMS", self._queue, ">"), self._absorb_read, now)
 
     def _send(self, command: Command, absorb: Callable[[Any], None], now: float) -> _Request:
@@ -227,7 +200,7 @@ class RedisConsumer:
         """Absorb the reply of a request once. If two takes wait, the other one finds what arrived."""
         patience = self._server.answer_timeout
         is_answered = await self._connection.answered(request.answer, request.until, patience)
-        if self._request is not request or self._closed:
+        if self._request is not request or self.is_closed:
             return
         if not is_answered:
             self.lose(f"no answer from {self._server.place} in {patience:g} s")
@@ -306,14 +279,14 @@ class RedisConsumer:
         first, last = min(held.values(), key=order), max(held.values(), key=order)
         for some in pages(list(held.values()), SETTLED_TOGETHER):
             with suppress(GroupGone):  # then it holds none
-                await self._server.run(script, [self._queue], self._holder.name, first, last, MOST_HELD, *some)
+                await self._server.run(script, [self._queue], self._name, first, last, MOST_HELD, *some)
 
     async def _move(self, delivery: Delivery, delay: float, limit: int, reason: str) -> None:
         found = self._out.pop(delivery.token, None)
         self._changed.set()
         if found is None:
             return
-        arguments = (self._holder.name, found, max(0, round(delay * 1000)), limit, text(reason), self._terms.now())
+        arguments = (self._name, found, max(0, round(delay * 1000)), limit, text(reason), self._terms.now())
         with suppress(GroupGone):
             await self._server.run(RETRY, keys(self._queue), *arguments)
         if delay > 0:
