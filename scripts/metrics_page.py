@@ -8,7 +8,7 @@ _INTRODUCTION = """\
 <!-- Made by scripts/generate_docs.py from src/oraculo/telemetry/metrics.py: change that, then run `make docs`. -->
 
 `GET /metrics` of `oraculo serve`, `api`, `dev` and `engine --port` returns these for Prometheus. With
-`ORACULO_API_KEYS` it needs a key.
+`ORACULO_API_KEYS` the call needs a key.
 
 | kind | covers |
 |---|---|
@@ -16,9 +16,9 @@ _INTRODUCTION = """\
 | gauges of runs and engines | the whole installation; missing while the store does not answer |
 | gauges of queues | the whole installation, at the brokers that work; missing while the broker does not answer |
 
-A broker that is away keeps its dead letters, so `oraculo_queue_dead_letters` is missing meanwhile. Let an alert ask for
-`last_over_time(oraculo_queue_dead_letters[1h]) > 0`. Counters count each failure; the log has a repeated one once a
-minute, with `times`.
+While a broker is away, nobody can count its dead letters, so `oraculo_queue_dead_letters` is missing. An alert should
+therefore ask for `last_over_time(oraculo_queue_dead_letters[1h]) > 0`. Counters count every failure. The log reports a
+repeated failure once a minute, with its number in `times`.
 
 """
 

@@ -32,8 +32,8 @@ For an open task the API also shows a `fase`:
 | `aguardando_nova_tentativa` | it waits for its next attempt, until `proxima_tentativa_em` |
 | `null` | the broker does not say which messages were taken, or the step is behind a bridge |
 
-The reason (`motivo`) of a timeout describes the task's queue shortly before it: `no answer in 30 s; nobody listened on
-queue executador_x`.
+The reason (`motivo`) of a timeout describes its queue shortly before the timeout: `no answer in 30 s; nobody listened
+on queue executador_x`.
 """
 
 _RUN_TEXT = """\
@@ -85,7 +85,7 @@ def _run_edges() -> list[Edge]:
 def _section(title: str, text: str, picture: str, edges: list[Edge]) -> Iterator[str]:
     yield f"## {title}\n"
     yield text
-    yield f"![A line for each status, an arrow for each way between two](../{picture.removeprefix('docs/')})\n"
+    yield f"![A line for each status, an arrow for each transition between two](../{picture.removeprefix('docs/')})\n"
     yield from _table(edges)
     yield ""
 

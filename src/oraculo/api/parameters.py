@@ -12,7 +12,7 @@ from oraculo.errors import NotFound
 from oraculo.wire.timestamps import from_iso
 
 _MAX_SEQ = 2**31 - 1
-BLANKS = " \t"  # around the value of a header; other blanks of latin-1 may be bytes of UTF-8
+BLANKS = " \t"  # stripped from the value of a header; other latin-1 blanks may be a part of a UTF-8 character
 
 
 def _none_if_empty(value: Any) -> Any:
@@ -29,14 +29,14 @@ def _without_nul(value: str) -> str:
 def when_empty(default: int) -> BeforeValidator:
     """Return a validator that replaces an empty parameter by its default.
 
-    Write it after the bounds: FastAPI leaves bounds after a validator out of the OpenAPI document.
+    Write it after the bounds, because FastAPI leaves bounds that follow a validator out of the OpenAPI document.
     """
     return BeforeValidator(lambda value: default if value == "" else value)
 
 
 WhenGiven = BeforeValidator(_none_if_empty)
 _Name = Annotated[str, StringConstraints(max_length=128), AfterValidator(_without_nul)]
-_Mark = Annotated[str, StringConstraints(max_length=1024), AfterValidator(_without_nul)]
+_CursorText = Annotated[str, StringConstraints(max_length=1024), AfterValidator(_without_nul)]
 Seq = Annotated[int, Field(ge=0, le=_MAX_SEQ)]
 
 MOMENT = "ISO 8601 with `Z` or an offset (its `+` is written `%2B`), as `2026-01-31T12:00:00Z`"
@@ -58,12 +58,12 @@ def _each_listed(value: Any) -> Any:
 Statuses = Annotated[
     Sequence[RunStatus],
     BeforeValidator(_each_listed),
-    Query(description="Only those in one of these statuses: `status=erro,timeout`, or `status=erro&status=timeout`."),
+    Query(description="Only runs in one of these statuses: `status=erro,timeout`, or `status=erro&status=timeout`."),
 ]
 OptionalMoment = Annotated[Annotated[str, AfterValidator(_moment)] | None, WhenGiven]
 OptionalName = Annotated[_Name | None, WhenGiven]
 OptionalSeq = Annotated[Seq | None, WhenGiven]
-Cursor = Annotated[_Mark | None, WhenGiven, Query(description="`cursor` of the page before.")]
+Cursor = Annotated[_CursorText | None, WhenGiven, Query(description="`cursor` of the page before.")]
 
 
 def _existing(value: str) -> str:

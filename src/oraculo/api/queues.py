@@ -162,7 +162,7 @@ _redrive_decoder = msgspec.json.Decoder(_RedriveRequest)
     DEAD_LETTERS + "/reenviar",
     summary="Try dead letters again, all or by id",
     description="The command of a failed subtask reopens its run. When an id is unknown, nothing is moved. "
-    "A call with the header `webhook-id`, as a webhook has it, is refused with `409`.",
+    "A call with the header `webhook-id`, which every webhook has, is refused with `409`.",
     dependencies=[NotForWebhooks, NoQuery],
     responses={200: reply("How many.", "Reenvio"), **problems(400, 404, 408, 409, 413, 502)},
     openapi_extra=json_body("ReenvioPedido", required=False, example={"ids": ["1"]}),

@@ -37,10 +37,10 @@ _PAGE = 50
 _WAIT = header_parameter(
     "Prefer",
     "`wait=N` (RFC 7240): up to N seconds for the aggregate; `wait` alone means 30. N is capped; a bad N and other "
-    "preferences are ignored. A server that stops answers `202` before the time is up.",
+    "preferences are ignored. When the server stops meanwhile, it answers `202` early.",
 )
-_APPLIED = header("Preference-Applied", "The wait that was kept to.")
-_NOT_FOR_WEBHOOKS = "A call with the header `webhook-id`, as a webhook has it, is refused with `409`."
+_APPLIED = header("Preference-Applied", "The wait that the server applied.")
+_NOT_FOR_WEBHOOKS = "A call with the header `webhook-id`, which every webhook has, is refused with `409`."
 _LOCATION = header("Location", "Where the run is.")
 
 
@@ -51,7 +51,7 @@ _LOCATION = header("Location", "Where the run is.")
     dependencies=[NoQuery],
     responses={
         200: reply("The run ended within the wait: its aggregate.", "Agregado", headers=_LOCATION | _APPLIED),
-        202: reply("Taken, and safe: it will not be lost.", "Aceita", headers=_LOCATION | _APPLIED),
+        202: reply("The run is stored and will not be lost.", "Aceita", headers=_LOCATION | _APPLIED),
         **problems(400, 408, 409, 413, 429),
     },
     openapi_extra={**json_body("Pedido", examples=REQUEST_EXAMPLES), "parameters": [_WAIT]},
@@ -68,7 +68,7 @@ async def start_run(
     wait = wait_of(request.headers.getlist("prefer"), shared.settings.api.max_wait)
     try:
         submitted = await shared.operations.submit(
-            # No variable keeps the body during the wait.
+            # Not assigned to a variable, which would keep the body in memory during the wait.
             await read_body(request, shared.settings.limits.request_bytes, shared.room),
             idempotency_key=idempotency_key and idempotency_key.strip(BLANKS),
             traceparent=traceparent,
@@ -90,10 +90,10 @@ def _address(run_id: str) -> str:
 
 class _RunsQuery(ExactQuery):
     status: Statuses = ()
-    pipeline: Annotated[OptionalName, Query(description="Only of this pipeline or route.")] = None
-    q: Annotated[OptionalName, Query(description="Anywhere in the id or the name, any case.")] = None
-    desde: Annotated[OptionalMoment, Query(description=f"Only those created then or later; {MOMENT}.")] = None
-    ate: Annotated[OptionalMoment, Query(description=f"Only those created before then; {MOMENT}.")] = None
+    pipeline: Annotated[OptionalName, Query(description="Only runs of this pipeline or route.")] = None
+    q: Annotated[OptionalName, Query(description="Only runs with this text in their id or name, in any case.")] = None
+    desde: Annotated[OptionalMoment, Query(description=f"Only runs created at this time or later; {MOMENT}.")] = None
+    ate: Annotated[OptionalMoment, Query(description=f"Only runs created before this time; {MOMENT}.")] = None
     limit: Annotated[int, Field(ge=1, le=500), when_empty(_PAGE)] = _PAGE
     cursor: Cursor = None
 
@@ -122,7 +122,7 @@ async def list_runs(operations: Door, asked: Annotated[_RunsQuery, Query()]) -> 
 
 @router.get(
     RUN + "/explicacao",
-    summary="Why it is not finished, in one sentence",
+    summary="Explain in one sentence why a run is not finished",
     dependencies=[NoQuery],
     responses={200: reply("What it waits for, until when, and what happens then.", "Explicacao"), **problems(404)},
 )

@@ -7,7 +7,7 @@
 | `oraculo_run_seconds` | histogram | | seconds from a run's start to its end |
 | `oraculo_answers_total` | counter | verdict | answers: applied, late, duplicate, unknown; no progress reports |
 | `oraculo_commands_published_total` | counter | | commands that the broker confirmed; dead letters are not counted |
-| `oraculo_publish_seconds` | histogram | | seconds from handing a batch of commands to the broker to its confirms |
+| `oraculo_publish_seconds` | histogram | | seconds from the publish of a batch of commands to the broker's confirms |
 | `oraculo_publish_failures_total` | counter | | sends that the broker did not confirm; each is repeated |
 | `oraculo_dead_letters_total` | counter | queue | dead letters written by this engine; the gauge counts all |
 | `oraculo_commit_conflicts_total` | counter | | decisions repeated because another engine was faster |
