@@ -125,7 +125,7 @@ async def test_a_delivery_whose_lease_ended_while_it_could_not_be_moved_is_let_g
             await refused.wait()
             raise BrokerUnavailable("JetStream is not available now")
 
-        monkeypatch.setattr(broker, "bury", bury)
+        monkeypatch.setattr(broker, "store_dead_letters", bury)
         await publish_all(broker, [Outgoing(queue, b"bad")])
         consumer = await broker.consume(queue, prefetch=1)
         (stale,) = await take(consumer, 1)
@@ -153,7 +153,7 @@ async def test_a_message_whose_quarantine_is_full_makes_no_queue_deaf(
         async def bury(letters: Sequence[object]) -> list[QueueFull]:
             return [QueueFull("the dead letters are full") for _ in letters]
 
-        monkeypatch.setattr(broker, "bury", bury)
+        monkeypatch.setattr(broker, "store_dead_letters", bury)
         await publish_all(broker, [Outgoing(queue, b"good")])
         consumer = await broker.consume(queue, prefetch=10)
         assert bodies(await take(consumer, 1)) == [b"good"]
@@ -179,13 +179,13 @@ async def test_a_delivery_that_is_being_moved_keeps_its_place(
     url: str, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(url) as broker:
-        goes_on, bury = asyncio.Event(), broker.bury
+        goes_on, bury = asyncio.Event(), broker.store_dead_letters
 
         async def slow(letters: Any) -> Any:
             await goes_on.wait()
             return await bury(letters)
 
-        monkeypatch.setattr(broker, "bury", slow)
+        monkeypatch.setattr(broker, "store_dead_letters", slow)
         await publish_all(broker, numbered(queue, 2))
         consumer = await broker.consume(queue, prefetch=1)
         (delivery,) = await take(consumer, 1)

@@ -1,6 +1,6 @@
 """`memory://`: a broker inside this process, with the promises of a real one while the process lives.
 
-It uses one event loop, no threads and no chance, so on a virtual clock every run is the same.
+It uses one event loop, no threads and no randomness, so on a virtual clock every run is the same.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -73,10 +73,10 @@ class MemoryBroker:
         if all(taken):
             return [here] * len(messages)
         names = [message.queue if message.reason is None else dlq_name(message.queue) for message in messages]
-        for name, is_in in zip(names, taken, strict=True):
-            if not is_in and name not in full:
+        for name, was_taken in zip(names, taken, strict=True):
+            if not was_taken and name not in full:
                 full[name] = Receipt(error=QueueFull(server.refusal(name)))
-        return [here if is_in else full[name] for name, is_in in zip(names, taken, strict=True)]
+        return [here if was_taken else full[name] for name, was_taken in zip(names, taken, strict=True)]
 
     async def consume(self, queue: str, *, prefetch: int) -> MemoryConsumer:
         if prefetch < 1:

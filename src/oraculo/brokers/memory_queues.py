@@ -113,7 +113,7 @@ class Lanes:
         self._size += len(messages)
 
     def pull(self, count: int, now: float) -> tuple[list[StoredMessage], list[StoredMessage]]:
-        """Take out the next live messages, and the expired ones that stood before them."""
+        """Take out the next live messages, and the expired ones in front of them."""
         live: list[StoredMessage] = []
         expired: list[StoredMessage] = []
         while self._size and len(live) < count:
@@ -158,8 +158,8 @@ class Lanes:
 class DeadLetterStock:
     """The stock of a dead-letter queue: oldest first, and each found by its number. Nothing in it expires.
 
-    `_order` is sorted, and `_head` is its first number that was not pulled. It may still hold numbers whose messages
-    are gone; once half of it is such, it is built anew.
+    `_order` has the numbers, sorted, and `_head` is the place of the first that was not pulled. A removed message
+    leaves its number in `_order`; once such numbers are more than half of it, `_order` is built anew.
     """
 
     __slots__ = ("_head", "_letters", "_order")
@@ -279,7 +279,7 @@ class Queue:
         return expired + late
 
     async def turn(self, consumer: Taker) -> None:
-        """Wait until there is a message for this consumer. Those that waited longer come first."""
+        """Wait until there is a message for this consumer. Consumers that waited longer come first."""
         turn = asyncio.get_running_loop().create_future()
         self._waiting[turn] = consumer
         self.wake()
@@ -303,10 +303,10 @@ class Queue:
 
     def release(self, consumer: Taker) -> None:
         """End the waiting of a consumer that closes."""
-        self._give_turns([turn for turn, its in self._waiting.items() if its is consumer and not turn.done()])
+        self._give_turns([turn for turn, waiting in self._waiting.items() if waiting is consumer and not turn.done()])
 
     def delay(self, message: StoredMessage, seconds: float) -> None:
-        """Put a message back after so many seconds."""
+        """Put a message back after `seconds`."""
         due = asyncio.get_running_loop().time() + seconds
         heapq.heappush(self._delayed, (due, message))
         if self._delayed[0][1] is message:

@@ -6,8 +6,8 @@ empty and nobody consumes it.
 Memory is bounded, and no queue can take all of it:
 - A queue without a consumer takes messages while less than half of the memory is in use. The other half stays free for
 queues with consumers.
-- A queue with a consumer holds at most as much as it leaves free.
-- Dead letters have as much memory again, first come, first served.
+- A queue with a consumer holds at most as many bytes as are still free.
+- Dead letters have a second budget of the same size, first come, first served.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,9 +20,9 @@ from oraculo.ports.clock import Clock
 from oraculo.wire.naming import dlq_name, is_dlq, source_name
 
 MESSAGE_OVERHEAD = 200  # bytes that a message costs beside its body, so that empty bodies are bounded too
-NEARLY_FULL = 0.95  # the part of a budget past which `check` fails, before any queue is out of room
-# Seconds until the next sweep, for each message and each queue that a sweep looked at: sweeps take a few percent of the
-# time at most. The pause depends on their number, because the clock of a rehearsal stands still during a sweep.
+NEARLY_FULL = 0.95  # of a budget: `check` fails beyond it, before a queue refuses messages
+# Seconds of pause after a sweep, for each message and each queue that it looked at. So sweeps take a few percent of the
+# time at most. The pause is counted, not measured, because virtual time stands still during a sweep.
 SWEEP_PAUSE, QUEUE_PAUSE = 2e-6, 100e-6
 # Advice for when there is no room. The limit is no setting, so the advice never says to raise it.
 _ANOTHER_BROKER = "or use a real broker (ORACULO_BROKER_URL)"
@@ -139,9 +139,12 @@ class MemoryServer:
         self.forget(self.dead_letter_queue(name), found)
 
     def give_back(self, queue: Queue, messages: Sequence[StoredMessage], reason: str, delay: float = 0.0) -> None:
-        """Make messages deliverable again, or dead letters at the delivery limit. The caller wakes the queue."""
+        """Make messages deliverable again, except that one at the delivery limit becomes a dead letter.
+
+        The caller wakes the queue.
+        """
         if queue.budget is not self.dead:  # a dead letter has nowhere else to go
-            messages = [message for message in messages if not self._is_dead_lettered(queue, message, reason)]
+            messages = [message for message in messages if not self._dead_letter_at_limit(queue, message, reason)]
         if delay <= 0:
             queue.stock.put_back(messages)
             return
@@ -151,8 +154,11 @@ class MemoryServer:
     def forget(self, queue: Queue, messages: Iterable[StoredMessage]) -> None:
         queue.weigh(-sum([message.cost for message in messages]))
 
-    def _is_dead_lettered(self, queue: Queue, message: StoredMessage, reason: str) -> bool:
-        """Move a message at its delivery limit to the dead letters. Where they are full, it is delivered once more."""
+    def _dead_letter_at_limit(self, queue: Queue, message: StoredMessage, reason: str) -> bool:
+        """Move a message at its delivery limit to the dead letters, and return whether it was moved.
+
+        Where they are full, it is delivered once more.
+        """
         if message.redeliveries + 1 >= self.delivery_limit:
             try:
                 self.dead_letter(queue, message, reason)
@@ -217,11 +223,11 @@ class MemoryServer:
                 raise BrokerUnavailable(f"the memory broker is nearly full: {self._usage(budget)}; {remedy}")
 
     def _with_room(self, name: str, cost: int) -> Queue | None:
-        """Return the queue if it may hold `cost` more bytes. An expired message may have to go first."""
+        """Return the queue if it may hold `cost` more bytes, after a sweep of expired messages if that is needed."""
         queue = self.queue(name)
         if not self._has_room(queue, cost):
             self.sweep()
-            queue = self.queue(name)  # it may have been forgotten, if it was empty
+            queue = self.queue(name)  # the sweep forgets empty queues
             if not self._has_room(queue, cost):
                 self.tidy(name)
                 return None

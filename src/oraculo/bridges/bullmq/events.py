@@ -1,7 +1,7 @@
 """Reads the events of BullMQ's queues: one stream for each, `<prefix>:<queue>:events`.
 
 All bridges read through one consumer group, so each event comes to one of them, and none is missed while no bridge
-runs. Nothing is acked: when a bridge dies with events in its hands, the sweep finds their jobs.
+runs. Nothing is acked: when a bridge dies before it has handled its events, the sweep finds their jobs.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from oraculo.bridges.bullmq.results import JobReport, Results, decode_progress
 from oraculo.bridges.bullmq.server import BLOCKING_TIMEOUT, BullmqRedis, Refusals, close_client, is_passing
 from oraculo.ports.clock import Clock
 
-BLOCK = 0.2  # seconds that one read waits; then the queues are looked up again, and a new one is read too
+BLOCK = 0.2  # seconds that one read waits; then the list of queues is read again, in case there is a new one
 COUNT = 50  # entries of a stream in one read; each may hold a whole result
-MOST_SEARCHED = 50_000  # entries of a stream
+MOST_SEARCHED = 50_000  # entries of a stream that `newest_endings` reads
 STALLED = "the job stalled: its worker was lost, and BullMQ gives it to another"
 ENDINGS = ("completed", "failed")
 
@@ -56,8 +56,8 @@ class Event(msgspec.Struct):
         return self.kind not in ("progress", "stalled")
 
     @property
-    def was_known(self) -> bool:
-        """Return whether the job was removed after its end, which an event of its own has reported."""
+    def ended_before(self) -> bool:
+        """Return whether the job ended before it was removed. Another event reported that end."""
         return self.kind == "removed" and self.fields.get("prev") in ENDINGS
 
 
@@ -98,8 +98,10 @@ class EventReader:
         """Do nothing: a stream keeps its events for whoever reads it later."""
 
     async def _make_groups(self, queues: set[str]) -> None:
-        """Make the consumer groups that are missing, from the beginning of each stream. A stream that cannot be read
-        must not hold up the others."""
+        """Make the missing consumer groups, each from the beginning of its stream.
+
+        A stream that cannot be read does not stop the others.
+        """
         self._grouped &= queues
         for queue in queues - self._grouped:
             stream = self._layout.key(queue, "events")
@@ -136,19 +138,19 @@ class EventReader:
             await self._results.send_all(self._reports(events))
 
     async def _reports(self, events: Sequence[Event]) -> AsyncIterator[JobReport]:
-        """Write one report at a time, progress first. Only the last progress of a job is worth reporting."""
+        """Yield one report at a time, progress first. Of each job only the last progress is reported."""
         records = await self._ledger.records(list({event.job_id for event in events}))
         last: dict[tuple[bool, str], Event] = {}
         for event in events:
             record = records.get(event.job_id)
-            if record is not None and record.queue == event.queue and not self._is_old_news(event, record):
+            if record is not None and record.queue == event.queue and not self._is_reported_elsewhere(event, record):
                 last[event.is_end, event.job_id] = event
         for event in sorted(last.values(), key=lambda event: event.is_end):
             yield await self._report(event, records[event.job_id])
 
-    def _is_old_news(self, event: Event, record: Record) -> bool:
-        """Return whether the end was reported before, or the sweep removed a late job and reports that itself."""
-        return event.was_known or (event.kind == "removed" and record.is_late(self._clock.now()))
+    def _is_reported_elsewhere(self, event: Event, record: Record) -> bool:
+        """Return whether somebody else reports the end: another event, or the sweep that removed a late job."""
+        return event.ended_before or (event.kind == "removed" and record.is_late(self._clock.now()))
 
     async def _report(self, event: Event, record: Record) -> JobReport:
         if event.kind == "progress":
@@ -162,7 +164,7 @@ class EventReader:
 
 
 async def newest_endings(client: Any, stream: str) -> AsyncIterator[Mapping[str, str]]:
-    """Give out the events of a stream that end a job, from the newest on."""
+    """Yield the events that ended jobs, newest first."""
     latest = "+"
     for _ in range(MOST_SEARCHED // COUNT):
         try:

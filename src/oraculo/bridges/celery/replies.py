@@ -21,13 +21,13 @@ _PICKLE = "application/x-python-serialize"
 _MAX_TEXT = 2000
 _MAX_UNQUOTED = 10_000  # characters; a longer text stays quoted
 _EXCEPTION = re.compile(r"(\w+)\((.*)\)", re.DOTALL)  # as repr() shows it
-_POOL_EXCEPTION = "ExceptionWithTraceback("  # Celery's pool hides its own exceptions so; their traceback names them
+_POOL_EXCEPTION = "ExceptionWithTraceback("  # Celery's pool wraps exceptions in this; the traceback names the real one
 
 
 class Outcome(msgspec.Struct, frozen=True):
     """The end of a task: its `value`, or the `reason` of its failure.
 
-    `failed_id` is the id of a failed task whose reason only an event of its worker knows.
+    `failed_id` is the id of a failed task whose reason has to come from an event of its worker.
     """
 
     command: ReturnAddress
@@ -73,7 +73,7 @@ def reason_in(event: Mapping[str, Any]) -> Reason:
 
 
 def _unquoted(arguments: str) -> str:
-    """Return an exception's only argument as plain text, or its arguments as they are."""
+    """Return an exception's argument without quotes when it is a single text, else its arguments as they are."""
     if arguments[:1] not in ("'", '"') or len(arguments) > _MAX_UNQUOTED:
         return arguments
     try:
@@ -88,7 +88,7 @@ def text_of(error: Exception) -> str:
 
 
 def _arguments(body: bytes | str, content_type: str | None) -> tuple[Sequence[Any], dict[str, Any]]:
-    # Unpickling runs code, and a few bytes of pickle can take gigabytes. So none is ever read.
+    # Unpickling runs code, and a few bytes of pickle can take gigabytes. So pickle is never read.
     if content_type == _PICKLE:
         raise InvalidMessage(Fault("body", PICKLED))
     try:
@@ -101,7 +101,7 @@ def _arguments(body: bytes | str, content_type: str | None) -> tuple[Sequence[An
 
 
 def _typed(read: dict[str, Any]) -> Any:
-    """Return the date or number that kombu wrote. A type that only the app knows stays the object that was written."""
+    """Return the date or number that kombu encoded in an object. An object of any other type stays as it is."""
     try:
         return kombu_json.object_hook(read)
     except Exception:  # noqa: BLE001 - the object may hold anything in the place of a value

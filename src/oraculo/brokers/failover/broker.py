@@ -1,4 +1,4 @@
-"""The broker that stands for several: probes, publishing, and administration of all of them."""
+"""Several brokers behind one port: probes, publishing and administration."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -20,7 +20,7 @@ from oraculo.ports.broker_admin import DEAD_LETTER_ID_SEPARATOR, DeadLetter, Ful
 
 PROBE_PAUSE = 1.0  # seconds between two probes of a broker that is down
 LONGEST_PROBE_PAUSE = 5.0
-PULSE = 3.0  # seconds between two probes of one that is up, which may have frozen
+PULSE = 3.0  # seconds between two probes of a broker that is up, because it may freeze
 PROBE_PATIENCE = 4.0  # seconds after which a broker that does not answer a probe counts as down
 CHECK_PATIENCE = 1.5  # seconds that `check` gives each broker
 
@@ -33,7 +33,7 @@ class FailoverBroker:
     def __init__(self, brokers: Sequence[FullBroker]) -> None:
         self._members = [Member(broker) for broker in brokers]
         self._probes: list[asyncio.Task[None]] = []
-        self._turn = asyncio.Lock()  # held while starting and closing
+        self._lifecycle = asyncio.Lock()  # held while starting and closing
         self._consumers: WeakSet[FailoverConsumer] = WeakSet()
 
     @property
@@ -67,18 +67,18 @@ class FailoverBroker:
 
         Raises BrokerUnavailable while one of them may still come up, and BrokerError when all refused.
         """
-        async with self._turn:
+        async with self._lifecycle:
             if self._probes:
                 return
             faults = await asyncio.gather(*(self._start(member) for member in self._members))
             if all(faults):
                 await asyncio.gather(*(member.broker.close() for member in self._members))
                 none_works = self._none_works()
-                raise BrokerError(str(none_works)) if all(map(_says_no, faults)) else none_works
+                raise BrokerError(str(none_works)) if all(map(_is_refusal, faults)) else none_works
             self._probes = [asyncio.create_task(self._keep_probing(member)) for member in self._members]
 
     async def _start(self, member: Member) -> Exception | None:
-        """Start one broker. A refusal counts like an absence: the other brokers serve."""
+        """Start one broker. One that refuses is left out like one that is away."""
         if fault := await _fault_of(member, member.broker.start()):
             return fault
         member.recover()
@@ -109,12 +109,12 @@ class FailoverBroker:
             try:
                 async with asyncio.timeout(PROBE_PATIENCE):
                     await member.broker.declare([queue])
-            except Exception:  # noqa: BLE001 - whatever it is, the broker is asked whether it is there
+            except Exception:  # noqa: BLE001 - after any error a probe decides whether the broker is there
                 if not await _succeeds(member, _probe(member.broker)):
                     return
 
     async def close(self) -> None:
-        async with self._turn:
+        async with self._lifecycle:
             probes, self._probes = self._probes, []
             for probe in probes:
                 probe.cancel()
@@ -145,7 +145,7 @@ class FailoverBroker:
         return [member for member in self._members if member.is_up]
 
     def _none_works(self, said: Mapping[str, str] = MappingProxyType({})) -> BrokerUnavailable:
-        """Return the error that names why each broker failed. `said` has reasons that are no trouble of a broker."""
+        """Return the error that names why each broker failed. A reason in `said` goes before the broker's trouble."""
         whys = {member.name: said.get(member.name) or member.trouble or WORKS_AGAIN for member in self._members}
         return BrokerUnavailable("no broker works: " + "; ".join(f"{name}: {why}" for name, why in whys.items()))
 
@@ -185,7 +185,7 @@ class FailoverBroker:
         return routing.receipts(len(self._members), self._none_works())
 
     async def _publish(self, routing: Routing, places: Sequence[int], preferred: str | None) -> None:
-        """Offer the messages to one broker after the other. One whose queue is stuck comes last: it may be slow."""
+        """Offer the messages to one broker after the other. A broker whose queue is stuck comes last."""
         left, passed_over = list(places), list[tuple[Member, Collection[int]]]()
         asked: list[Member] = []
         while left and (member := self._best(preferred, asked)) is not None:
@@ -224,7 +224,7 @@ class FailoverBroker:
         return [_sum(queue, at) for queue, at in found.items()]
 
     async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
-        """Return those of the first broker, then those of the next. An id begins with the name of its broker.
+        """Return the dead letters of the first broker, then those of the next. An id begins with its broker's name.
 
         Where the queue does not work at one broker, the others are still shown.
         """
@@ -250,7 +250,8 @@ class FailoverBroker:
             own = None if ids is None else _own_ids(member, ids)
             if own or (own is None and member.is_up):
                 looking = member.broker.look_through(queue, partial(_show, see, member.name), own)
-                with suppress(QueueUnavailable) if own is None else nullcontext():  # like one that is not up
+                # Without ids, a queue that does not work is passed over, like a broker that is away.
+                with suppress(QueueUnavailable) if own is None else nullcontext():
                     await member.attempt(looking)
 
     def _place(self, after: str | None) -> tuple[int, str | None]:
@@ -312,13 +313,13 @@ async def _fault_of(member: Member, call: Awaitable[object]) -> Exception | None
     return None
 
 
-def _says_no(fault: Exception | None) -> bool:
+def _is_refusal(fault: Exception | None) -> bool:
     """Return True for a refusal, which a retry does not change."""
     return isinstance(fault, BrokerError) and not isinstance(fault, BrokerUnavailable)
 
 
 def _sum(queue: str, at: Mapping[str, QueueState]) -> QueueState:
-    """Add up the counts of one queue. Consumers are not added, because each of ours listens to every broker."""
+    """Add up the counts of one queue. Consumers are not added, because each of ORÁCULO's listens to every broker."""
     each = at.values()
     held = [state.unacked for state in each if state.unacked is not None]
     return QueueState(

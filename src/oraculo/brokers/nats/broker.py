@@ -1,10 +1,10 @@
-"""`nats://`: queues on NATS JetStream. `layout` says how they lie there.
+"""`nats://`: queues on NATS JetStream. `layout` has the streams and consumers behind a queue.
 
-A message is the server's until it is acked. To move one (to the dead letters, or back), it is published at its new
-place, confirmed, and then removed from the old. A crash in between leaves a duplicate, never a hole; an id lets
-JetStream drop the duplicate when the move is done again soon.
+The server keeps a message until it is acked. A message is moved, to the dead letters or back, in this order: publish it
+at its new place, wait for the confirm, remove it from the old place. A crash in between leaves a duplicate, and never
+loses a message. An id lets JetStream drop the duplicate when the move is repeated soon.
 
-A connection that broke is opened again by the next call; all calls share one attempt.
+The next call opens a connection that broke; all calls share one attempt.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ from oraculo.ports.clock import Clock, SystemClock
 from oraculo.wire.naming import dlq_name, is_dlq, shown, source_name
 
 DEFAULT_PORT = 4222
-OLDEST = (2, 10)
+OLDEST = (2, 10)  # the oldest supported version
 MADE_TOGETHER = 32  # queues
-LONGEST = 12  # times its timeout: the most that a call may take whose confirms drip in
-MOST_ORPHANS = 100_000  # about as many deliveries are given back after a break; more wait for the end of their lease
+LONGEST = 12  # timeouts: the most time for a call whose confirms come in slowly
+MOST_ORPHANS = 100_000  # deliveries given back after a lost connection, about; the rest wait for the end of their lease
 MOST_DELAYED = 10_000  # deliveries that wait for a delay; more are counted as unacked
 _CLOSED = "the NATS broker is closed: call start() first"
 _SYSTEM_CLOCK = SystemClock()
@@ -47,9 +47,9 @@ class NatsBroker:
     `credentials`, the path of a .creds file; `replicas`, how many servers keep each stream that is made here.
 
     `delivery_limit`: how often a message is delivered, at most, before it goes to the dead letters.
-    `lease`: seconds after which a delivery that was neither settled nor extended is delivered again; `leases`: for
-    queues that have another.
-    `heartbeat`: seconds; a subscription from which nothing is heard for three of them is lost.
+    `lease`: seconds after which a delivery that was neither settled nor extended is delivered again.
+    `leases`: the leases of queues that have another.
+    `heartbeat`: seconds between two heartbeats of a subscription, which is lost after three of them in silence.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class NatsBroker:
         self._connect_timeout = connect_timeout
         self._timeout = publish_timeout
         self._started = False
-        self._node = self._address  # the server of the cluster where it is connected, or tries to be
-        self._failures = 0  # to connect: each time it goes on to the next server
+        self._node = self._address  # the server of the cluster that was tried last
+        self._failures = 0  # attempts to connect that failed; each moves on to the next server
         self._was_connected = False  # since it was started
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[Connection] | None = None
         self._consumers: set[NatsConsumer] = set()
-        self._orphans: dict[str, float] = {}  # what was held when a connection broke, and when each lease ends
-        # JetStream counts a delivery that waits for its delay as unacked. These are the queue and the end of each.
+        self._orphans: dict[str, float] = {}  # deliveries held when a connection broke, and when each lease ends
+        # Delayed deliveries, which JetStream counts as unacked: the queue of each, and when its delay ends.
         self._delayed: deque[tuple[str, float]] = deque(maxlen=MOST_DELAYED)
         replicas = _replicas(self._address.parameters.get("replicas", "1"))
         self._maker = QueueMaker(replicas=replicas, lease=lease, leases=leases)
@@ -92,7 +92,7 @@ class NatsBroker:
 
     @property
     def capabilities(self) -> Capabilities:
-        """JetStream counts pulls that wait, not consumers: one may have many, or none while it works."""
+        """The capabilities of JetStream. It counts waiting pulls, not consumers, which may have many or none."""
         return Capabilities(
             durable=True,
             shared=True,
@@ -115,7 +115,7 @@ class NatsBroker:
     async def start(self) -> None:
         """Connect. Raises BrokerUnavailable when the server cannot be reached; the next call tries again.
 
-        Raises BrokerError when it lets nobody in with this URL.
+        Raises BrokerError when the server refuses this URL.
         """
         self._started = True
         async with self._calling(self._connect_timeout * len(self._address.hosts)):
@@ -152,7 +152,7 @@ class NatsBroker:
     async def _calling(self, seconds: float | None = None, longest: int = 1) -> AsyncIterator[Connection]:
         """Yield a connection for one call, and note how the call went.
 
-        The call may take `seconds`, or `longest` times that if it sees to the silence of the server itself.
+        The call may take `seconds`. A call that notices a silent server by itself may take `longest` times that.
         """
         seconds = seconds or self._timeout
         connection, heard = None, 0
@@ -176,7 +176,7 @@ class NatsBroker:
             self._trouble = None
 
     def _silence(self, connection: Connection | None, heard: int, seconds: float) -> BrokerError:
-        """Return the error for a call that took too long. Give up a server that said nothing at all meanwhile."""
+        """Return the error for a call that took too long. Close the connection if the server was silent meanwhile."""
         if connection is None:
             return self._no_answer(self._node, seconds)
         if connection.complaint:
@@ -209,18 +209,18 @@ class NatsBroker:
     def _attempt_ended(self, attempt: "asyncio.Task[Connection]") -> None:
         self._connecting = None
         if not attempt.cancelled():
-            attempt.exception()  # the waiting call has it; without one it must not be reported as forgotten
+            attempt.exception()  # so that asyncio does not report the error when no call waits for it
 
     async def _connect(self) -> Connection:
-        """Try each server of the cluster once, beginning with the one that it was at.
+        """Try each server of the cluster once, beginning with the one that was used last.
 
-        A server in trouble may refuse a login that was good before. That must not look as if a message were bad, so
-        it counts as away.
+        A server in trouble may refuse a login that was good before. Such a server counts as away: any other error would
+        look as if a message were bad.
         """
         failures: list[BrokerError] = []
         for _ in self._address.hosts:
             self._node = self._address.turned(self._failures)
-            self._failures += 1  # also when it is cancelled meanwhile: then it may be the one that says nothing
+            self._failures += 1  # before the attempt, because a silent server gets the attempt cancelled
             try:
                 connection = await self._connect_to(self._node)
             except BrokerError as error:
@@ -267,7 +267,7 @@ class NatsBroker:
             self._delayed.append((queue, self._clock.now() + delay))
 
     def lost(self, consumer: NatsConsumer) -> None:
-        """Give back what the consumer held, now or when there is a connection again: its owner may never close it."""
+        """Give back what a lost consumer held, now or after the next connect. Its owner may never close it."""
         self._consumers.discard(consumer)
         held = consumer.abandon()
         if not consumer.connection.lost:
@@ -278,7 +278,7 @@ class NatsBroker:
     def closed(self, consumer: NatsConsumer) -> None:
         self._consumers.discard(consumer)
 
-    async def bury(self, letters: Sequence[Request]) -> Sequence[BrokerError | None]:
+    async def store_dead_letters(self, letters: Sequence[Request]) -> Sequence[BrokerError | None]:
         async with self._calling(longest=LONGEST) as connection:
             return await self._publisher.send(connection, letters)
 
@@ -289,13 +289,13 @@ class NatsBroker:
         for fault in filter(None, map(name_fault, sources)):
             raise BrokerError(fault)
         without_leader: list[QueueUnavailable] = []
-        for some in pages(sources, MADE_TOGETHER):  # each part has its own time: a disk may be slow
+        for some in pages(sources, MADE_TOGETHER):  # each page has its own timeout, because a disk may be slow
             async with self._calling() as connection:
                 for unmade in (await self._maker.make(connection, some)).values():
                     if not isinstance(unmade, QueueUnavailable):
                         raise unmade
                     without_leader.append(unmade)
-        if without_leader:  # keeps no other from being made
+        if without_leader:  # raised last, so that all other queues are made
             raise without_leader[0]
 
     async def publish(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
@@ -310,7 +310,7 @@ class NatsBroker:
 
     @staticmethod
     async def _require_work(connection: Connection) -> None:
-        """Raise BrokerUnavailable for a cluster without its majority: it answers, and does no work."""
+        """Raise BrokerUnavailable for a cluster that has lost its majority. It still answers, but does no work."""
         try:
             await connection.ask("INFO")
         except BrokerError:
@@ -353,9 +353,9 @@ class NatsBroker:
         return [_state(name, counts, consumer, delayed[name]) for name, consumer in consumers.items()]
 
     async def _all_counts(self) -> tuple[dict[str, int], set[str]]:
-        """Return the number of messages by queue, and the queues without a leader, of which nobody knows it.
+        """Return the number of messages by queue, and the queues whose number is unknown because they have no leader.
 
-        Each page has its own time: for a stream without a leader a cluster waits for four seconds.
+        Each page has its own timeout, because a cluster waits four seconds for a stream without a leader.
         """
         counts, unknown = dict[str, int](), set[str]()
         offset = total = 0
@@ -404,9 +404,9 @@ class NatsBroker:
 
 
 def _state(queue: str, counts: Mapping[str, int], consumer: ApiAnswer, delayed: int) -> QueueState:
-    """Return the counts of a queue, mostly from its consumer: messages may have been acked since the stream was asked.
+    """Return the counts of a queue. Its consumer was asked after its stream, so the consumer's counts are newer.
 
-    Without a consumer nobody holds anything; when nothing is said of it, nobody knows.
+    A missing consumer holds no messages. When the server does not describe the consumer, the number is unknown.
     """
     stored, letters = counts.get(queue, 0), counts.get(dlq_name(queue), 0)
     if isinstance(consumer, ApiError):

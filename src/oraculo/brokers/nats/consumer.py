@@ -60,7 +60,7 @@ class Terms(NamedTuple):
 class Home(Protocol):
     """The part of a broker that its consumers use."""
 
-    async def bury(self, letters: Sequence[Request]) -> Sequence[BrokerError | None]:
+    async def store_dead_letters(self, letters: Sequence[Request]) -> Sequence[BrokerError | None]:
         """Store dead letters. Return None for each that is stored, and the error for each that is not."""
         ...
 
@@ -168,7 +168,7 @@ class NatsConsumer:
         # Redeliveries do not count the first delivery, nor this last one, which nobody was shown.
         letters = {token: self._letter(body, reason, origin, origin.delivered - 2) for token, body, origin in worn}
         try:
-            refused = await self._bury(letters)
+            refused = await self._move_to_dead_letters(letters)
         except BaseException:
             # One whose lease ended meanwhile comes again by itself.
             self._worn[:0] = [each for each in worn if each.token in self._leases]
@@ -202,20 +202,20 @@ class NatsConsumer:
         for token in self._held([delivery for delivery, _ in letters]):
             origin = self._out[token]
             found[token] = self._letter(*given[token], origin, origin.delivered - 1)
-        for refusal in (await self._bury(found)).values():
+        for refusal in (await self._move_to_dead_letters(found)).values():
             raise refusal
 
     def _letter(self, body: bytes, reason: str, origin: Origin, redeliveries: int) -> Request:
         room = self.connection.max_payload - len(body)
         return Request(dlq_name(self.queue), body, letter_headers(reason, redeliveries, room, origin.id))
 
-    async def _bury(self, letters: Mapping[str, Request]) -> dict[str, BrokerError]:
+    async def _move_to_dead_letters(self, letters: Mapping[str, Request]) -> dict[str, BrokerError]:
         """Move the messages behind these tokens. Return those that are refused."""
         if not letters:
             return {}
         self._moving.update(letters)  # settling one meanwhile does nothing
         try:
-            errors = await self._home.bury(list(letters.values()))
+            errors = await self._home.store_dead_letters(list(letters.values()))
         finally:
             self._moving.difference_update(letters)
         outcome = dict(zip(letters, errors, strict=True))

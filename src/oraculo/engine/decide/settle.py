@@ -15,13 +15,14 @@ from oraculo.wire.message import correlation_id_of
 from oraculo.wire.naming import QueueNames
 
 MOST_SETTLING = 16  # batches that are being settled at the same time
-_FIRST_DELAY, _MOST_DOUBLINGS = 1.0, 6  # of a message that is tried again
+_FIRST_DELAY = 1.0  # seconds before a message is delivered again
+_MOST_DOUBLINGS = 6  # of that delay
 _DEAD_LETTER_BYTES = 1024 * 1024  # in one call to the broker, because a connection may be slow
-_LEAST_BYTES = 8 * 1024  # that each dead letter counts for, which also limits how many they are
+_LEAST_BYTES = 8 * 1024  # a smaller dead letter counts as this many, which limits their number in one call
 
 
 class Settling:
-    """The batches that are being settled, beside the decision of the next ones."""
+    """The batches that are being settled while the next ones are decided."""
 
     def __init__(self, names: QueueNames, telemetry: Telemetry) -> None:
         self._names = names
@@ -44,7 +45,7 @@ class Settling:
         await self._begin(self.retry(arrived, _delay_before(arrived.delivery, error), why), Batch(handled=[arrived]))
 
     async def _begin(self, settling: Coroutine[Any, Any, object], batch: Batch) -> None:
-        # Beside the next batch, because an answer from a broker takes a round trip, and from a frozen one seconds.
+        # The next batch does not wait for this: an answer takes a round trip, and a frozen broker takes seconds.
         task = asyncio.create_task(settling, name="settle")
         self._tasks[task] = batch
         task.add_done_callback(self._tasks.pop)
@@ -59,20 +60,20 @@ class Settling:
     async def settle(self, batch: Batch) -> None:
         """Ack what was handled, and make dead letters of what was refused.
 
-        Messages that the broker cannot settle come again, and change nothing.
+        A message that the broker cannot settle is delivered again, and then changes nothing.
         """
         by_consumer: dict[Consumer, list[Delivery]] = {}
         for arrived in batch.handled:
             by_consumer.setdefault(arrived.consumer, []).append(arrived.delivery)
         for consumer, deliveries in by_consumer.items():
-            await self._is_settled(consumer, consumer.ack(deliveries))
-        # By broker, too: one that cannot move a message says nothing about the others.
+            await self._try_settling(consumer, consumer.ack(deliveries))
+        # Grouped by broker as well, because the others may move messages when one broker cannot.
         refused: dict[tuple[Consumer, str | None], list[tuple[Delivery, str]]] = {}
         for arrived, why in batch.refused:
             refused.setdefault((arrived.consumer, arrived.delivery.via), []).append((arrived.delivery, why))
         for (consumer, _), dead_letters in refused.items():
             for some in slices(dead_letters, _weight, _DEAD_LETTER_BYTES):
-                if not await self._is_settled(consumer, consumer.dead_letter_all(some)):
+                if not await self._try_settling(consumer, consumer.dead_letter_all(some)):
                     break  # the rest was given back
                 for delivery, why in some:
                     queue, run_id = self._names.logical(delivery.queue), correlation_id_of(delivery.body)
@@ -80,13 +81,13 @@ class Settling:
 
     async def retry(self, arrived: Arrived, delay: float, why: str) -> None:
         """Have a message delivered again after `delay` seconds."""
-        await self._is_settled(arrived.consumer, arrived.consumer.retry(arrived.delivery, delay, why))
+        await self._try_settling(arrived.consumer, arrived.consumer.retry(arrived.delivery, delay, why))
 
-    async def _is_settled(self, consumer: Consumer, settling: Awaitable[None]) -> bool:
-        """Return whether the broker did it; otherwise close the consumer, whose owner subscribes again.
+    async def _try_settling(self, consumer: Consumer, settling: Awaitable[None]) -> bool:
+        """Return whether the broker settled the messages. If not, close the consumer; its owner subscribes again.
 
-        Messages that are never settled would fill the consumer's prefetch for ever. A broker that could not move a
-        message has given it back already.
+        Messages that are never settled would fill the consumer's prefetch for ever. After NotMoved the consumer stays
+        open, because the broker has given the message back already.
         """
         try:
             await settling
@@ -99,13 +100,13 @@ class Settling:
         return True
 
 
-def _delay_before(again: Delivery, error: Exception) -> float:
+def _delay_before(delivery: Delivery, error: Exception) -> float:
     """Return the seconds before the next delivery.
 
-    The pauses double for a run that a newer version wrote. Its answer is good, and is tried for a quarter of an hour
-    until that version is back.
+    The delay doubles for an answer to a run that a newer version wrote. The answer is good, so it is delivered again
+    for about a quarter of an hour, until an engine of that version takes it.
     """
-    doublings = min(again.redeliveries, _MOST_DOUBLINGS) if isinstance(error, WrittenByNewer) else 0
+    doublings = min(delivery.redeliveries, _MOST_DOUBLINGS) if isinstance(error, WrittenByNewer) else 0
     return _FIRST_DELAY * 2.0**doublings
 
 
