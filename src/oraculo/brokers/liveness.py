@@ -15,10 +15,8 @@ the consumer is made again to be sure, and `take` raises ConsumerDoubted, withou
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 import msgspec
-import structlog
 
 from oraculo.errors import BrokerUnavailable
 from oraculo.ports.broker import (
@@ -43,8 +41,6 @@ PATIENCE = 5.0  # seconds in which a canary, or a waiting message, must arrive
 UNPROVEN_ROUNDS = 4
 _LOOKS = 10  # at most, during `silence`, at a consumer that has no room
 _KEPT = 300.0  # seconds after which a canary that nobody took expires
-
-_log = structlog.get_logger("oraculo.brokers.liveness")
 
 
 class LivenessBroker:
@@ -149,24 +145,21 @@ class LivenessBroker:
                 continue
             if unheard is None:
                 unproven = 0
-            elif unheard.waiting:
-                self._deaf[consumer.queue] = unheard.paused
-                why = f"heard nothing in {self._patience:g} s while {unheard.waiting} messages wait"
-                why += "" if unheard.paused is None else f": {unheard.paused}"
-                self._telemetry.emit(ConsumerRebuilt(self.name, consumer.queue, why))
-                return BrokerUnavailable(f"the consumer of {consumer.queue} heard nothing and is made again")
-            else:
-                unproven += 1
-                if unproven >= UNPROVEN_ROUNDS:
-                    return self._doubted(consumer.queue)
+            elif waiting := _waiting(unheard):
+                return self._deafness(consumer.queue, waiting, unheard[0].paused)
+            elif (unproven := unproven + 1) >= UNPROVEN_ROUNDS:
+                why = "others took what it should have heard"
+                return ConsumerDoubted(f"the consumer of {consumer.queue} is made again to be sure: {why}")
 
-    def _doubted(self, queue: str) -> ConsumerDoubted:
-        why = "others took what it should have heard"
-        _log.debug("a consumer is made again to be sure", broker=self.name, queue=queue, reason=why)
-        return ConsumerDoubted(f"the consumer of {queue} is made again to be sure: {why}")
+    def _deafness(self, queue: str, waiting: int, paused: str | None) -> BrokerUnavailable:
+        self._deaf[queue] = paused
+        why = f"heard nothing in {self._patience:g} s while {waiting} messages wait"
+        why += "" if paused is None else f": {paused}"
+        self._telemetry.emit(ConsumerRebuilt(self.name, queue, why))
+        return BrokerUnavailable(f"the consumer of {queue} heard nothing and is made again")
 
-    async def _prove(self, consumer: "LivenessConsumer") -> "_Unheard | None":
-        """Return the messages that the consumer missed, or None when it is well or there was nothing to receive."""
+    async def _prove(self, consumer: "LivenessConsumer") -> Sequence[QueueState] | None:
+        """Return the state of the queue when the consumer proved nothing, or None when it is well or needs no proof."""
         consumer.listen()
         if consumer.queue in self._own_queues:
             expires_at = self._clock.now() + _KEPT
@@ -179,20 +172,13 @@ class LivenessBroker:
         states = await self._broker.queues([consumer.queue])
         if consumer.has_heard or not consumer.has_listened:
             return None
-        return _Unheard(_waiting(states), next((state.paused for state in states), None))
+        return states
 
     def heard(self, consumer: "LivenessConsumer") -> None:
         self._deaf.pop(consumer.queue, None)
 
     def forget(self, consumer: "LivenessConsumer") -> None:
         self._consumers.discard(consumer)
-
-
-class _Unheard(NamedTuple):
-    """The messages that a consumer should have received."""
-
-    waiting: int  # messages; with 0 another consumer took them, and nothing is proven
-    paused: str | None = None  # why the broker delivers nothing
 
 
 def _waiting(states: Sequence[QueueState]) -> int:

@@ -92,13 +92,9 @@ class RedisLink:
     async def _in_time(self, until: float) -> Connection:
         try:
             async with asyncio.timeout_at(until):
-                return await self._usable()
+                return await self._connected()
         except TimeoutError:
             raise self._errors.unavailable(self._silence) from None
-
-    async def _usable(self) -> Connection:
-        try:
-            return await self._connected()
         except self._errors.unavailable:
             raise
         except self._errors.refused as error:  # it accepted this login before, so it may do so again
