@@ -1,13 +1,12 @@
 """The queues of the memory broker and their stocks of messages.
 
-An ordinary queue keeps a lane of messages for each priority. A dead-letter queue finds its messages by number.
+An ordinary queue orders its messages by priority and age. A dead-letter queue finds its messages by number.
 `memory_server` moves messages between queues.
 """
 
 import asyncio
 import heapq
 from bisect import bisect_right, insort
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from math import inf
@@ -56,103 +55,45 @@ class Taker(Protocol):
     def abandon(self) -> None: ...
 
 
-class _Lane:
-    """The waiting messages of one priority.
+class Stock:
+    """The messages of an ordinary queue: highest priority first, and oldest first within a priority."""
 
-    Returned messages are older than fresh ones, so a heap in front of the deque keeps the order cheaply.
-    """
-
-    __slots__ = ("fresh", "returned")
+    __slots__ = ("_heap", "_soonest")
 
     def __init__(self) -> None:
-        self.fresh: deque[StoredMessage] = deque()
-        self.returned: list[StoredMessage] = []
-
-    def pull(self, count: int) -> list[StoredMessage]:
-        pulled = [heapq.heappop(self.returned) for _ in range(min(count, len(self.returned)))]
-        count -= len(pulled)
-        if count >= len(self.fresh):
-            pulled += self.fresh
-            self.fresh.clear()
-        else:
-            pulled += [self.fresh.popleft() for _ in range(count)]
-        return pulled
-
-    def all(self) -> list[StoredMessage]:
-        return [*self.returned, *self.fresh]
-
-    def drop_expired(self, now: float) -> None:
-        self.fresh = deque([message for message in self.fresh if message.expires_at > now])
-        self.returned = [message for message in self.returned if message.expires_at > now]
-        heapq.heapify(self.returned)
-
-
-class Lanes:
-    """The stock of an ordinary queue: highest priority first, and oldest first within a priority."""
-
-    __slots__ = ("_lanes", "_size", "_soonest")
-
-    def __init__(self) -> None:
-        self._lanes: dict[int, _Lane] = {}
-        self._size = 0
+        self._heap: list[tuple[int, int, StoredMessage]] = []  # the negative priority, the number, the message
         self._soonest = inf  # the earliest expiry, or a time before it
 
     def __len__(self) -> int:
-        return self._size
+        return len(self._heap)
 
     def put(self, message: StoredMessage) -> None:
-        self._lane(message.priority).fresh.append(message)
-        self._size += 1
+        heapq.heappush(self._heap, (-message.priority, message.sequence, message))
         if message.expires_at < self._soonest:
             self._soonest = message.expires_at
 
     def put_back(self, messages: Sequence[StoredMessage]) -> None:
         for message in messages:
-            heapq.heappush(self._lane(message.priority).returned, message)
-            self._soonest = min(self._soonest, message.expires_at)
-        self._size += len(messages)
+            self.put(message)
 
     def pull(self, count: int, now: float) -> tuple[list[StoredMessage], list[StoredMessage]]:
         """Take out the next live messages, and the expired ones in front of them."""
         live: list[StoredMessage] = []
         expired: list[StoredMessage] = []
-        while self._size and len(live) < count:
-            pulled = self._pull(count - len(live))
-            alive = [message for message in pulled if message.expires_at > now]
-            if len(alive) < len(pulled):
-                expired += [message for message in pulled if message.expires_at <= now]
-            live += alive
+        while self._heap and len(live) < count:
+            message = heapq.heappop(self._heap)[2]
+            (live if message.expires_at > now else expired).append(message)
         return live, expired
 
     def pull_expired(self, now: float) -> list[StoredMessage]:
         """Take out every expired message. Costs nothing while none can have expired."""
         if now < self._soonest:
             return []
-        everything = [message for lane in self._lanes.values() for message in lane.all()]
-        expired = [message for message in everything if message.expires_at <= now]
-        self._soonest = min((message.expires_at for message in everything if message.expires_at > now), default=inf)
-        if expired:
-            self._size -= len(expired)
-            for lane in self._lanes.values():
-                lane.drop_expired(now)
+        expired = [message for _, _, message in self._heap if message.expires_at <= now]
+        self._heap = [entry for entry in self._heap if entry[2].expires_at > now]
+        heapq.heapify(self._heap)
+        self._soonest = min((message.expires_at for _, _, message in self._heap), default=inf)
         return expired
-
-    def _pull(self, count: int) -> list[StoredMessage]:
-        pulled: list[StoredMessage] = []
-        for lane in self._lanes.values():
-            pulled += lane.pull(count - len(pulled))
-            if len(pulled) == count:
-                break
-        self._size -= len(pulled)
-        return pulled
-
-    def _lane(self, priority: int) -> _Lane:
-        return self._lanes.get(priority) or self._new_lane(priority)
-
-    def _new_lane(self, priority: int) -> _Lane:
-        lane = _Lane()
-        self._lanes = dict(sorted({**self._lanes, priority: lane}.items(), reverse=True))
-        return lane
 
 
 class DeadLetterStock:
@@ -231,7 +172,7 @@ class DeadLetterStock:
 class Queue:
     """A stock of messages, delayed messages, and the consumers that share them."""
 
-    def __init__(self, name: str, stock: Lanes | DeadLetterStock, budget: Budget) -> None:
+    def __init__(self, name: str, stock: Stock | DeadLetterStock, budget: Budget) -> None:
         self.name = name
         self.stock = stock
         self.budget = budget

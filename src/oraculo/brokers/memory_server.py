@@ -13,7 +13,7 @@ queues with consumers.
 from collections.abc import Iterable, Sequence
 from math import inf
 
-from oraculo.brokers.memory_queues import Budget, DeadLetterStock, Lanes, Queue, StoredMessage
+from oraculo.brokers.memory_queues import Budget, DeadLetterStock, Queue, Stock, StoredMessage
 from oraculo.errors import BrokerUnavailable, QueueFull
 from oraculo.ports.broker import NO_REASON, Outgoing
 from oraculo.ports.clock import Clock
@@ -86,7 +86,7 @@ class MemoryServer:
             self.queue(source_name(name))  # dead letters are listed with their queue, so it has to exist
             self.queues[name] = Queue(name, DeadLetterStock(), self.dead)
         else:
-            self.queues[name] = Queue(name, Lanes(), self.work)
+            self.queues[name] = Queue(name, Stock(), self.work)
         return self.queues[name]
 
     # -- messages -------------------------------------------------------------------------------------------------
