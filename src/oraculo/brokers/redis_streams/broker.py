@@ -37,7 +37,7 @@ from oraculo.brokers.redis_streams.layout import (
     table,
     text,
 )
-from oraculo.brokers.redis_streams.room import LOOKS, Room, eviction_of, evicts, room_of
+from oraculo.brokers.redis_streams.room import LOOKS, Room, eviction_of
 from oraculo.brokers.redis_streams.scripts import PAGE, REDRIVE, TIDY, UPKEEP
 from oraculo.brokers.redis_streams.server import (
     ERRORS,
@@ -51,7 +51,7 @@ from oraculo.brokers.redis_streams.server import (
     is_out_of_memory,
 )
 from oraculo.brokers.redis_streams.trimming import Trimmer, trim_command
-from oraculo.clients.redis import Command, ReplyError, connect, database_of, error_code, read_info, version_of
+from oraculo.clients.redis import Command, ReplyError, connect, database_of, error_code, version_of
 from oraculo.core.chunks import pages
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge, QueueDown
 from oraculo.ports.broker import BrokerStatus, Capabilities, Outgoing, Receipt
@@ -235,13 +235,7 @@ class RedisStreamsBroker:
         """
         self._server.require_open()
         await self._server.start()
-        pong, info = await self._server.call([("PING",), ("INFO",)])
-        self._server.checked(pong)
-        about = read_info(info)
-        trouble = _reason_not_to_write(about)
-        if trouble:
-            raise self._server.refuses(f"{self._server.place} {trouble}")
-        await self._server.require_writing(room_of(about)[0])
+        about = await self._server.require_writing()
         return f"{version_of(about)} at {self._server.place}{_warnings(about)}"
 
     async def close(self) -> None:
@@ -451,19 +445,6 @@ def _state_commands(name: str) -> list[Command]:
 
 def _place_of(message: Outgoing) -> str:
     return message.queue if message.reason is None else dlq_name(message.queue)
-
-
-def _reason_not_to_write(about: dict[bytes, bytes]) -> str | None:
-    used, most = int(about.get(b"used_memory", b"0")), int(about.get(b"maxmemory", b"0"))
-    if about.get(b"loading") == b"1":
-        return "is still loading its data"
-    if about.get(b"role") == b"slave" and about.get(b"slave_read_only") == b"1":
-        return "is a replica, and read-only"
-    if 0 < most <= used and not evicts(about):
-        return f"has reached its maxmemory: {used} of {most} bytes"
-    if about.get(b"min_slaves_good_slaves") == b"0":  # present only where min-replicas-to-write is set
-        return "refuses to write, because no replica keeps up and min-replicas-to-write asks for some"
-    return None
 
 
 def _warnings(about: dict[bytes, bytes]) -> str:

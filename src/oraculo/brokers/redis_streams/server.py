@@ -8,7 +8,7 @@ import structlog
 
 from oraculo.brokers.address import Address
 from oraculo.brokers.redis_streams.layout import table
-from oraculo.brokers.redis_streams.room import eviction_of
+from oraculo.brokers.redis_streams.room import eviction_of, room_of
 from oraculo.clients.redis import (
     Command,
     Connection,
@@ -45,7 +45,7 @@ class _Refusal(NamedTuple):
     """A refusal to write."""
 
     why: str
-    is_of_room: bool  # memory is short: an answer that is taken proves no room for commands
+    is_of_room: bool  # the rest is kept for answers: one that is taken proves no room for commands
 
 
 class Server:
@@ -133,7 +133,7 @@ class Server:
         if code == "OOM":
             error = NoRoom(str(error))
         if code in _REFUSES_WRITES:
-            self._refusal = _Refusal(str(error), code == "OOM")
+            self._refusal = _Refusal(str(error), is_of_room=False)
         elif isinstance(error, BrokerUnavailable):
             self._trouble = str(error)
         if code in ("READONLY", "MASTERDOWN"):
@@ -154,11 +154,6 @@ class Server:
             self._trouble = trouble
         return BrokerUnavailable(trouble)
 
-    def refuses(self, why: str) -> BrokerUnavailable:
-        """Return the error for a server that answers and takes no message."""
-        self._refusal = _Refusal(why, is_of_room=False)
-        return BrokerUnavailable(why)
-
     def keeps_the_rest(self) -> NoRoom:
         """Return the error for commands when the remaining room is kept for answers."""
         why = f"{self.place} is close to its maxmemory: what is left is kept for answers"
@@ -169,23 +164,23 @@ class Server:
         if self._refusal is not None and (is_command or not self._refusal.is_of_room):
             self._refusal = None
 
-    async def require_writing(self, room: float) -> None:
-        """Raise BrokerUnavailable while the server still refuses to write, or has no `room` for commands.
+    async def require_writing(self) -> dict[bytes, bytes]:
+        """Return what the server says about itself. Raises BrokerUnavailable when it would take no message.
 
         A server does not report all reasons for a refusal. So this sends a command that writes nothing and is refused
         for the same reasons.
         """
-        if self._refusal is None:
-            return
-        why, is_of_room = self._refusal
-        if is_of_room and room <= 0:
-            raise BrokerUnavailable(why)
         queue = next(iter(self.known), _NOBODY)  # a key that this user may use, if one is known
-        (reply,) = await self.call([("XGROUP", "CREATECONSUMER", queue, _NOBODY, _NOBODY)])
-        if isinstance(reply, ReplyError) and error_code(reply) in _REFUSES_WRITES:
+        info, reply = await self.call([("INFO",), ("XGROUP", "CREATECONSUMER", queue, _NOBODY, _NOBODY)])
+        about = read_info(info)
+        is_refused = isinstance(reply, ReplyError)
+        if is_refused and isinstance(translated(reply, self.place, ERRORS), BrokerUnavailable):
             raise self.error_of(reply)
-        if not (isinstance(reply, ReplyError) and error_code(reply) == "NOPERM"):  # which the server checks first
+        if self._refusal and self._refusal.is_of_room and room_of(about)[0] <= 0:
+            raise BrokerUnavailable(self._refusal.why)
+        if not (is_refused and error_code(reply) == "NOPERM"):  # which the server checks first
             self._refusal = None
+        return about
 
     async def _prepare(self, connection: Connection) -> None:
         sections = ("server", "persistence", "replication", "memory")
