@@ -270,7 +270,7 @@ async def test_own_timers_are_rung_though_another_leaves_many_behind(group: Grou
     async with one:
         name = "zz-mute"
         one.engine.parts.peers.engines = [one.engine.parts.peers.name, name]
-        one.engine.parts.peers._is_well = lambda: False  # keeps what it knows of the others
+        one.engine.parts.peers.is_well = lambda: False  # keeps what it knows of the others
         mine, theirs = [], []
         for n in range(6000):
             (theirs if one.engine.parts.peers.rank(f"run-{n}") else mine).append(f"run-{n}")

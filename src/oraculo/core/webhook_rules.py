@@ -18,6 +18,8 @@ LOOPBACK = ("localhost", "127.0.0.0/8", "::1")  # what `oraculo dev` allows
 _SETTING = "ORACULO_WEBHOOK_ALLOW"
 
 _GLOBAL_IPV6 = IPv6Network("2000::/3")
+# Not global by IANA's registries, and global to some or all versions of Python. A cloud has its metadata in the first.
+_NOT_GLOBAL = tuple(map(ip_network, ("192.0.0.0/24", "192.88.99.0/24", "3fff::/20")))
 # IPv6 networks whose addresses hold an IPv4 address that is connected to in the end, and the bits behind it.
 _HOLD_IPV4 = (
     (IPv6Network("::ffff:0:0/96"), 0),  # IPv4-mapped
@@ -119,6 +121,8 @@ def _unwrapped(address: Address) -> Address:
 
 
 def _is_global(address: Address) -> bool:
+    if any(address in network for network in _NOT_GLOBAL):
+        return False
     if isinstance(address, IPv6Address):
         return address in _GLOBAL_IPV6 and address.is_global
     return address.is_global and not address.is_multicast and not address.is_reserved
