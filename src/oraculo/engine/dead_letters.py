@@ -1,4 +1,4 @@
-"""Dead letters: lists, redrives and discards them.
+"""Dead letters: writes those of failed tasks; lists, redrives and discards all.
 
 A dead letter may be the command of a failed task. Then its task and run are reopened first, and the engine sends the
 command again under the next attempt, so that the answer counts.
@@ -19,15 +19,25 @@ from oraculo.core.run import Run, Task, TaskStatus
 from oraculo.engine.decide.cache import Plans
 from oraculo.engine.inbox import Inbox, Wish, patiently
 from oraculo.errors import BrokerUnavailable, InvalidInput, NotFound, WrittenByNewer
+from oraculo.ports.broker import Outgoing
 from oraculo.ports.broker_admin import DEAD_LETTER_ID_SEPARATOR, DeadLetter, FullBroker
 from oraculo.ports.readable import readable
 from oraculo.ports.store import Store
+from oraculo.ports.telemetry import DeadLettered
 from oraculo.ports.threads import handed_over_if_wide
 from oraculo.wire.message import decode_message
 from oraculo.wire.naming import QueueNames, is_dlq, source_name
 
 _PAGE = 200  # dead letters that are handled together; those of one run always are
 _PAGE_BYTES = 16 * 1024 * 1024  # of these dead letters, whose runs are about as large
+
+
+def dead_letter_of(run: Run, task: Task, queue: str, body: bytes, reason: str) -> tuple[Outgoing, DeadLettered]:
+    """Return the dead letter of a task that failed for good, and its record. `body`: the task's command."""
+    reason = f"failed for good at attempt {task.attempt}: {reason}"
+    step = run.plan.steps[task.number]
+    record = DeadLettered(step.queue, reason, run.id, step.id, task.attempt)
+    return Outgoing(queue, body, run.head.priority, reason, leaves_room=True), record
 
 
 @dataclass(frozen=True, slots=True)

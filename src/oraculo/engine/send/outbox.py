@@ -16,6 +16,7 @@ from oraculo.core.events import Answered, Sent, Unsendable
 from oraculo.core.queue_health import QueueHealth
 from oraculo.core.result_reference import ResultReference
 from oraculo.core.run import Changes, Run, Task, TaskStatus
+from oraculo.engine.dead_letters import dead_letter_of
 from oraculo.engine.inbox import Inbox, Note
 from oraculo.engine.queues.known import KnownQueues
 from oraculo.engine.results.get import ResultReader
@@ -160,17 +161,14 @@ class Outbox:
         return self._names.physical(run.plan.steps[number].queue)
 
     def _line_up(self, key: Key, run: Run, dead: str | None, body: bytes, are_many: bool) -> None:
-        number, task = key[1], run.tasks[key[1]]
-        queue, is_dead_letter = self._queue_of(run, number), dead is not None
+        task, queue = run.tasks[key[1]], self._queue_of(run, key[1])
         if dead is not None:
-            dead = f"failed for good at attempt {task.attempt}: {dead}"
-            step = run.plan.steps[number]
-            self._unreported[key] = DeadLettered(step.queue, dead, run.id, step.id, task.attempt)
-        expires_at = None if dead is not None else deadline_of(run, task)
+            message, self._unreported[key] = dead_letter_of(run, task, queue, body, dead)
+        else:
+            own, expires_at = _message_key(run, task), deadline_of(run, task)
+            message = Outgoing(queue, body, run.head.priority, None, expires_at, key=own, leaves_room=True)
         self._in_flight[key] = _Flight(task, task.status is TaskStatus.RUNNING)
-        own = None if dead is not None else _message_key(run, task)
-        message = Outgoing(queue, body, run.head.priority, dead, expires_at, key=own, leaves_room=True)
-        line = self._lines.line_of(queue, is_dead_letter=is_dead_letter)
+        line = self._lines.line_of(queue, is_dead_letter=dead is not None)
         line.add(key, message, age=run.head.created_at, is_one_of_many=are_many)
 
     async def _read_and_line_up(
