@@ -24,7 +24,6 @@ from typing import Any
 
 from oraculo.brokers.address import read_address
 from oraculo.brokers.age import warning_of_age
-from oraculo.brokers.apart import published_apart_if_refused
 from oraculo.brokers.dead_letter_page import DeadLetterPage
 from oraculo.brokers.redis_streams.consumer import SETTLED_TOGETHER, RedisConsumer, Terms
 from oraculo.brokers.redis_streams.layout import (
@@ -37,7 +36,7 @@ from oraculo.brokers.redis_streams.layout import (
     table,
     text,
 )
-from oraculo.brokers.redis_streams.room import LOOKS, Room, eviction_of
+from oraculo.brokers.redis_streams.room import LOOKS, Room, eviction_of, size_of
 from oraculo.brokers.redis_streams.scripts import PAGE, REDRIVE, TIDY, UPKEEP
 from oraculo.brokers.redis_streams.server import (
     ERRORS,
@@ -127,7 +126,7 @@ class RedisStreamsBroker:
             return []
         if waiting := await self._without_room(messages):
             return await self._send_what_has_room(messages, waiting)
-        return await published_apart_if_refused(self._send, messages)
+        return await self._send(messages)
 
     async def _send(self, messages: Sequence[Outgoing]) -> Sequence[Receipt]:
         server = self._server
@@ -144,7 +143,8 @@ class RedisStreamsBroker:
             return self._receipts(messages, made, outcomes)
         server.know(new)
         self._trimmer.note_sent(names)
-        server.note_written(is_command=any(message.leaves_room for message in messages))
+        if server.trouble is not None:
+            server.note_written(max((size_of(message) for message in messages if message.leaves_room), default=0))
         return [self._taken] * len(messages)
 
     async def consume(self, queue: str, *, prefetch: int) -> RedisConsumer:
@@ -272,8 +272,8 @@ class RedisStreamsBroker:
 
     async def _send_what_has_room(self, messages: Sequence[Outgoing], waiting: set[int]) -> Sequence[Receipt]:
         part = [message for place, message in enumerate(messages) if place not in waiting]
-        sent = iter(await published_apart_if_refused(self._send, part) if part else ())
-        refusal = self._server.keeps_the_rest()
+        sent = iter(await self._send(part) if part else ())
+        refusal = self._server.keeps_the_rest(self._room.due_for(messages[place] for place in waiting))
         if not part:
             raise refusal
         return [Receipt(error=refusal) if place in waiting else next(sent) for place in range(len(messages))]
@@ -320,39 +320,35 @@ class RedisStreamsBroker:
     def _receipts(
         self, messages: Sequence[Outgoing], made: Sequence[Any], outcomes: Sequence[Any]
     ) -> Sequence[Receipt]:
-        """Return the receipts of a call with errors. Raises when one concerns all messages, or all were refused."""
-        self._raise_if_too_large(messages[-1], outcomes[-1])
-        self._raise_worst([reply for reply in (*made, *outcomes) if not is_about_key(reply)])
+        """Return the receipts of a call with errors. Raises BrokerUnavailable when the server takes nothing now."""
         errors = {
-            place: self._fault(messages[place], outcome)
+            place: self._error(messages[place], outcome)
             for place, outcome in enumerate(outcomes)
             if isinstance(outcome, ReplyError)
         }
-        if len(errors) == len(messages):
-            raise next((error for error in errors.values() if isinstance(error, NoRoom)), BrokerError(str(errors[0])))
+        for reply in made:
+            if isinstance(reply, ReplyError) and not (is_busy(reply) or is_about_key(reply) or is_out_of_memory(reply)):
+                errors = dict.fromkeys(range(len(messages)), self._server.error_of(reply))
+        are_all_refused = len(errors) == len(messages)
+        for error in errors.values():
+            if type(error) is BrokerUnavailable or (are_all_refused and isinstance(error, NoRoom)):
+                raise error
+        if are_all_refused:  # nothing shows that a retry may help
+            errors = {place: _final(error) for place, error in errors.items()}
         self._trimmer.note_sent(_place_of(message) for place, message in enumerate(messages) if place not in errors)
         return [Receipt(error=errors[place]) if place in errors else self._taken for place in range(len(messages))]
 
-    def _fault(self, message: Outgoing, reply: ReplyError) -> BrokerError:
+    def _error(self, message: Outgoing, reply: ReplyError) -> BrokerError:
+        place, size = self._server.place, len(message.body)
+        if "invalid bulk length" in str(reply):  # how large the limit is remains unknown
+            why = f"a message of {size} bytes for {message.queue} is over the proto-max-bulk-len of {place}"
+            return MessageTooLarge(why, size, LEAST_BULK)
         error = self._server.error_of(reply)
         if isinstance(error, NoRoom):
             self._room.note_full()
-            return error
-        return QueueDown(f"{self._server.place} refused a message for {_place_of(message)}: {error}")
-
-    def _raise_if_too_large(self, last: Outgoing, reply: Any) -> None:
-        """Raise MessageTooLarge when the server stopped reading in the middle of a call: it never answers the rest."""
-        if isinstance(reply, ReplyError) and "invalid bulk length" in str(reply):
-            size = len(last.body)
-            why = f"a message of {size} bytes for {last.queue} is over the proto-max-bulk-len of {self._server.place}"
-            raise MessageTooLarge(why, size, LEAST_BULK)  # how large the limit is remains unknown
-
-    def _raise_worst(self, replies: Sequence[Any]) -> None:
-        """Raise the first error. An error worth a retry comes first, because then all messages are tried again."""
-        refusals = [each for each in replies if isinstance(each, ReplyError) and not is_busy(each)]
-        errors = [self._server.error_of(reply) for reply in refusals if not is_out_of_memory(reply)]
-        for error in sorted(errors, key=lambda error: not isinstance(error, BrokerUnavailable)):
-            raise error
+        if is_about_key(reply):
+            return QueueDown(f"{place} refused a message for {_place_of(message)}: {error}")
+        return error
 
     # -- consuming ------------------------------------------------------------------------------------------------
 
@@ -441,6 +437,10 @@ def _state_commands(name: str) -> list[Command]:
         ("XLEN", dlq),
         ("XINFO", "GROUPS", dlq),
     ]
+
+
+def _final(error: BrokerError) -> BrokerError:
+    return BrokerError(str(error)) if isinstance(error, QueueDown) else error
 
 
 def _place_of(message: Outgoing) -> str:

@@ -6,7 +6,7 @@ where the server has a limit (`maxmemory`), evicts nothing, and reports its use.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Any
 
@@ -67,6 +67,13 @@ class Room:
         """Record that the server refused something for want of memory: there is less than was thought."""
         if self.is_known:
             self._left = min(self._left, 0)
+
+    def due_for(self, refused: Iterable[Outgoing]) -> int:
+        """Return the room that must be there before the server counts as usable again.
+
+        It is at most the part that is kept, or a message larger than all that is ever free would be an endless outage.
+        """
+        return min(min(map(size_of, refused)), self._kept)
 
     def without_room(self, messages: Sequence[Outgoing]) -> set[int]:
         """Return the places of the messages that have to wait. The smallest find room first."""

@@ -45,7 +45,7 @@ class _Refusal(NamedTuple):
     """A refusal to write."""
 
     why: str
-    is_of_room: bool  # the rest is kept for answers: one that is taken proves no room for commands
+    size: int = 0  # bytes of the refused command: taking an answer or a smaller command proves no room for it
 
 
 class Server:
@@ -133,7 +133,7 @@ class Server:
         if code == "OOM":
             error = NoRoom(str(error))
         if code in _REFUSES_WRITES:
-            self._refusal = _Refusal(str(error), is_of_room=False)
+            self._refusal = _Refusal(str(error))
         elif isinstance(error, BrokerUnavailable):
             self._trouble = str(error)
         if code in ("READONLY", "MASTERDOWN"):
@@ -154,14 +154,15 @@ class Server:
             self._trouble = trouble
         return BrokerUnavailable(trouble)
 
-    def keeps_the_rest(self) -> NoRoom:
-        """Return the error for commands when the remaining room is kept for answers."""
+    def keeps_the_rest(self, size: int) -> NoRoom:
+        """Return the error for a command of that size when the remaining room is kept for answers."""
         why = f"{self.place} is close to its maxmemory: what is left is kept for answers"
-        self._refusal = _Refusal(why, is_of_room=True)
+        self._refusal = _Refusal(why, size)
         return NoRoom(why)
 
-    def note_written(self, *, is_command: bool) -> None:
-        if self._refusal is not None and (is_command or not self._refusal.is_of_room):
+    def note_written(self, size: int = 0) -> None:
+        """Record that the server took commands, of which the largest has that size."""
+        if self._refusal is not None and size >= self._refusal.size:
             self._refusal = None
 
     async def require_writing(self) -> dict[bytes, bytes]:
@@ -176,7 +177,7 @@ class Server:
         is_refused = isinstance(reply, ReplyError)
         if is_refused and isinstance(translated(reply, self.place, ERRORS), BrokerUnavailable):
             raise self.error_of(reply)
-        if self._refusal and self._refusal.is_of_room and room_of(about)[0] <= 0:
+        if self._refusal and self._refusal.size and room_of(about)[0] < self._refusal.size:
             raise BrokerUnavailable(self._refusal.why)
         if not (is_refused and error_code(reply) == "NOPERM"):  # which the server checks first
             self._refusal = None
@@ -222,7 +223,7 @@ class Server:
         for reply in await self.call([group_command(name) for name in names]):
             if not is_busy(reply):
                 self.checked(reply)
-                self.note_written(is_command=False)
+                self.note_written()
         self.know(names)
 
     def forget(self, names: Iterable[str]) -> None:
