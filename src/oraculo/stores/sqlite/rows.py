@@ -39,9 +39,11 @@ class SqliteWrite(Write):
 
 
 def _task_row(task: Task, step: str) -> Row:
-    row = [0, *task_record(task, NULL), step]
-    row[_UNSENT] = int(task.unsent)
-    row[_DEAD_LETTER] = int(task.dead_letter)
+    row = task_record(task, NULL)
+    row.insert(0, 0)
+    row.append(step)
+    row[_UNSENT] = 1 if task.unsent else 0
+    row[_DEAD_LETTER] = 1 if task.dead_letter else 0
     if task.result is not None:
         row[_RESULT] = bytearray(task.result)
     return row
