@@ -464,18 +464,6 @@ class Picky(Named):
         return await publish_but(super().publish, messages, fault_of)
 
 
-async def test_beside_one_that_the_next_broker_will_never_take_the_others_are_known_to_be_taken() -> None:
-    """Or they would be sent again and again."""
-    first, second = Full("first"), Picky("second")
-    both = FailoverBroker([first, second])
-    await both.start()
-    receipts = await both.publish([*DOWN, Outgoing("down", bytes(10))])
-    assert re.search("first has no room", reasons(receipts))
-    assert takers(receipts) == ["first", "second", "first", "second", None]
-    assert places_down(receipts) == {4}
-    await both.close()
-
-
 async def test_what_one_refuses_is_taken_by_the_next() -> None:
     both = FailoverBroker([first := Full("first"), second := Picky("second"), third := Named("third")])
     await both.start()

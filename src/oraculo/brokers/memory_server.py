@@ -52,17 +52,13 @@ class MemoryServer:
     def queue(self, name: str) -> Queue:
         return self.queues.get(name) or self._new_queue(name)
 
-    def dead_letter_queue(self, name: str) -> Queue:
-        """Return the dead-letter queue of `name`, which may be a dead-letter queue itself."""
-        return self.queue(dlq_name(name))
-
     def dead_letters(self, name: str) -> DeadLetterStock | None:
         """Return the dead letters of `name`, or None where it has no dead-letter queue."""
         queue = self.queues.get(dlq_name(name))
         return queue.stock if queue and isinstance(queue.stock, DeadLetterStock) else None
 
     def declare(self, name: str) -> None:
-        dlq = self.dead_letter_queue(name)
+        dlq = self.queue(dlq_name(name))
         dlq.is_declared = self.queue(source_name(dlq.name)).is_declared = True
 
     def tidy(self, name: str) -> None:
@@ -136,7 +132,7 @@ class MemoryServer:
 
     def discard(self, name: str, letters: DeadLetterStock, found: Sequence[StoredMessage]) -> None:
         letters.remove(found)
-        self.forget(self.dead_letter_queue(name), found)
+        self.forget(self.queue(dlq_name(name)), found)
 
     def give_back(self, queue: Queue, messages: Sequence[StoredMessage], reason: str, delay: float = 0.0) -> None:
         """Make messages deliverable again, except that one at the delivery limit becomes a dead letter.
