@@ -204,6 +204,22 @@ async def test_silent_names_hold_up_no_host_that_was_found_before(
     await asyncio.gather(*silent, return_exceptions=True)
 
 
+async def test_callers_who_gave_up_waiting_for_a_place_leave_no_lookup_behind(
+    names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(addresses, "_AT_ONCE", 1)
+    lookups = addresses.Addresses()
+    silent = asyncio.create_task(lookups.of("mudo"))
+    await until(lambda: names.asked, saying="the lookup of the silent name")
+    for number in range(3):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(lookups.of(f"mudo{number}"), 0.01)
+    names.speaks.set()
+    await asyncio.gather(silent, return_exceptions=True)
+    assert await asyncio.wait_for(lookups.of("bom"), 5) == ["127.0.0.1"]
+    assert names.asked == ["mudo", "bom"]
+
+
 async def test_only_so_many_hosts_are_remembered(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addresses, "_MOST_REMEMBERED", 2)
     names.known |= {"um": ["127.0.0.1"], "dois": ["127.0.0.1"]}

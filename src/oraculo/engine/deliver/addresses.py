@@ -35,8 +35,12 @@ class Addresses:
         if addresses and (asyncio.get_running_loop().time() < fresh_until or self._free.locked()):
             return addresses
         if host not in self._lookups:
-            self._lookups[host] = lookup = asyncio.create_task(self._look_up(host), name="lookup")
-            lookup.add_done_callback(lambda _: self._ended(host))
+            await self._free.acquire()  # here, so that callers who give up before there is room leave no lookup behind
+            if host in self._lookups:  # another caller began it meanwhile
+                self._free.release()
+            else:
+                self._lookups[host] = lookup = asyncio.create_task(self._look_up(host), name="lookup")
+                lookup.add_done_callback(lambda _: self._ended(host))
         return await asyncio.shield(self._lookups[host])
 
     def forget(self, host: str) -> None:
@@ -45,15 +49,14 @@ class Addresses:
 
     async def _look_up(self, host: str) -> Sequence[str]:
         loop = asyncio.get_running_loop()
-        async with self._free:
-            found: asyncio.Future[Sequence[str]] = loop.create_future()
-            # A daemon thread, because one that hangs must not keep the process from ending.
-            thread = Thread(target=_resolve, args=(host, found), name="oraculo-addresses", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError as error:  # the system allows no more threads
-                raise OSError(str(error)) from None
-            addresses = await found
+        found: asyncio.Future[Sequence[str]] = loop.create_future()
+        # A daemon thread, because one that hangs must not keep the process from ending.
+        thread = Thread(target=_resolve, args=(host, found), name="oraculo-addresses", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system allows no more threads
+            raise OSError(str(error)) from None
+        addresses = await found
         self._remembered.pop(host, None)
         self._remembered[host] = addresses, loop.time() + _FRESH
         if len(self._remembered) > _MOST_REMEMBERED:
@@ -62,6 +65,7 @@ class Addresses:
 
     def _ended(self, host: str) -> None:
         lookup = self._lookups.pop(host)
+        self._free.release()
         if not lookup.cancelled():
             lookup.exception()  # retrieved, also when nobody waits any more
 
