@@ -197,6 +197,28 @@ class TestBreaking:
             assert [name for name, _ in broker.statuses()[0].stuck] == [queues[7]]
         forget(url, queues)
 
+    async def test_a_queue_is_not_taken_for_down_when_the_connection_breaks_while_it_is_made(
+        self, url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With another broker behind it, what is for the queue would go there for half a minute."""
+        call = Channel.call
+        with Proxy(url) as proxy:
+
+            async def cut_first(channel: Channel, method: str, **arguments: Any) -> Any:
+                if method == "queue_declare":
+                    patched.undo()
+                    proxy.cut()
+                return await call(channel, method, **arguments)
+
+            async with running(proxy.url) as broker:
+                with monkeypatch.context() as patched:
+                    patched.setattr(Channel, "call", cut_first)
+                    with pytest.raises(BrokerUnavailable, match="the channel was lost"):
+                        await broker.publish(messages(queue, 1))
+                assert broker.statuses()[0].stuck == ()
+                await published(broker, messages(queue, 1))
+                assert trouble(broker) == ""
+
     async def test_confirms_that_drip_in_are_not_waited_for_without_end(
         self, url: str, queue: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:

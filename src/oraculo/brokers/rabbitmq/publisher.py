@@ -410,10 +410,12 @@ class Publisher:
             await self._opening.result(queue, lambda: self._open(queue))
 
     async def _make(self, queue: str) -> None:
+        before = self._queues.connection.raw
         try:
             await self._queues.ensure(queue)
         except BrokerUnavailable as error:
-            if not await self._answers():
+            was_lost = before is None or self._queues.connection.raw is not before  # which is no fault of the queue
+            if was_lost or not await self._answers():
                 raise
             raise QueueDown(f"RabbitMQ did not make {queue}: {error}") from error
 

@@ -115,6 +115,7 @@ class Queues:
     """Makes, inspects and removes queues."""
 
     def __init__(self, connection: Connection, delivery_limit: int) -> None:
+        self.connection = connection
         self._delivery_limit = delivery_limit
         self._call = _Channels(connection).call
         self._making = SharedAttempts[None]()
