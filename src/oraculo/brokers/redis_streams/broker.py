@@ -451,9 +451,7 @@ def _warnings(about: dict[bytes, bytes]) -> str:
     """Return the warnings for `check`: an old version, and settings with which messages can be lost."""
     warnings = []
     if not about:
-        warnings.append(
-            "its user may not ask INFO, so that each start of an engine sends all open commands again: grant +info"
-        )
+        warnings.append("its user may not ask INFO, so that it reserves no room for answers: grant +info")
     if about.get(b"aof_enabled") == b"0":
         warnings.append("it keeps no append-only file: a restart may lose messages")
     if eviction := eviction_of(about):
