@@ -7,7 +7,7 @@ after an attacker's name was changed to mean this machine (DNS rebinding).
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -110,12 +110,13 @@ class EvilSite:
 
             def hand_on(self, body: bytes) -> tuple[int, str, bytes]:
                 connection = HTTPConnection(site._victim.removeprefix("http://"), timeout=10)
-                connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
-                for name, value in self.headers.items():
-                    connection.putheader(name, value)
-                connection.endheaders(body)
-                reply = connection.getresponse()
-                return reply.status, reply.getheader("Content-Type", ""), reply.read()
+                with closing(connection):
+                    connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+                    for name, value in self.headers.items():
+                        connection.putheader(name, value)
+                    connection.endheaders(body)
+                    reply = connection.getresponse()
+                    return reply.status, reply.getheader("Content-Type", ""), reply.read()
 
             do_GET = do_POST = do_PUT = do_DELETE = do_OPTIONS = answer  # noqa: N815 - the names that the base looks for
 
