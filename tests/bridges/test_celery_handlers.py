@@ -1,7 +1,8 @@
 """A command in Celery's pool is answered or given back, whatever happens to it. Without a server."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -64,9 +65,20 @@ def task(broker: Any, handle: Callable[[dict[str, Any]], Any] = lambda _: 5, **s
 
     [handler] = app.handlers.values()
     made = Settings(broker=BrokerSettings(prefix="p."), **settings)
-    return HandlerTask(
-        handler, BlockingPublisher(lambda: broker), made, lambda: make_objects(made) if made.objects.url else None
-    )
+    make = partial(make_objects, made) if made.objects.url else lambda: None
+    _tasks.append(HandlerTask(handler, BlockingPublisher(lambda: broker), made, make))
+    return _tasks[-1]
+
+
+_tasks: list[HandlerTask] = []
+
+
+@pytest.fixture(autouse=True)
+def _no_loop_is_left() -> Iterator[None]:
+    """In production the loop of a task lives as long as its thread."""
+    yield
+    while _tasks:
+        _tasks.pop()._close_loop()
 
 
 def is_given_back(work: HandlerTask) -> bool:

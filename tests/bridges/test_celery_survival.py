@@ -263,7 +263,7 @@ async def test_a_reply_that_a_dead_bridge_held_is_read_by_another(
                 await second.bridge.stop()
     finally:
         holding.kill()
-        holding.wait(30)
+        holding.communicate(timeout=30)
 
 
 async def test_a_quorum_queue_of_the_app_is_left_as_it_is(fleet: Fleet, start: Start) -> None:

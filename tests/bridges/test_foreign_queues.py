@@ -23,6 +23,7 @@ from oraculo.settings import BullmqSettings, CelerySettings, Settings
 from oraculo.testing.harness import Harness
 from tests.bridges.celery_stage import Bridged
 from tests.bridges.node.stage import BullStage, bull_settings
+from tests.servers import listener
 from tests.servers.fleet import Fleet
 from tests.waiting import until
 
@@ -165,13 +166,10 @@ async def test_tasks_that_wait_in_a_redis_of_celery_are_counted_and_no_connectio
 
 async def test_a_redis_of_bullmq_that_says_nothing_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oraculo.bridges.bullmq.queue_state.PATIENCE", 0.05)
-    silent = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
-    port = silent.sockets[0].getsockname()[1]
-    queues = BullmqQueues(BullmqSettings(url=f"redis://127.0.0.1:{port}/0"))
-    async with asyncio.timeout(5):
+    async with listener.listening(listener.says_nothing) as port, asyncio.timeout(5):
+        queues = BullmqQueues(BullmqSettings(url=f"redis://127.0.0.1:{port}/0"))
         assert await queues.state_of(Bridge("bullmq", "videos")) is None
-    await queues.stop()
-    silent.close()
+        await queues.stop()
 
 
 async def test_a_broker_of_celery_that_is_away_tells_nothing(unused_tcp_port: int) -> None:
@@ -183,10 +181,8 @@ async def test_a_broker_of_celery_that_is_away_tells_nothing(unused_tcp_port: in
 
 async def test_a_broker_of_celery_that_says_nothing_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_state, "_TIMEOUT", 0.05)
-    silent = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
-    queues = CeleryQueues(CelerySettings(broker_url=f"redis://127.0.0.1:{silent.sockets[0].getsockname()[1]}/0"))
-    async with asyncio.timeout(5):
+    async with listener.listening(listener.says_nothing) as port, asyncio.timeout(5):
+        queues = CeleryQueues(CelerySettings(broker_url=f"redis://127.0.0.1:{port}/0"))
         asked = [queues.state_of(Bridge("celery", "loja.cobrar", queue=str(number))) for number in range(20)]
         assert await asyncio.gather(*asked) == [None] * 20
         await queues.stop()
-    silent.close()

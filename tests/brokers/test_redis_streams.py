@@ -28,6 +28,7 @@ from tests.brokers.redis_streams_stage import (
 from tests.receipts import takers
 from tests.servers.certificates import make_certificates
 from tests.servers.fleet import Fleet
+from tests.servers.listener import listening
 from tests.servers.process import Server, free_port
 from tests.servers.proxy import Proxy
 from tests.servers.valkey import Sentinel, Valkey
@@ -289,10 +290,8 @@ class TestAccess:
             await writer.drain()
             writer.close()
 
-        listener = await asyncio.start_server(answer, "127.0.0.1", 0)
-        port = listener.sockets[0].getsockname()[1]
-        broker = RedisStreamsBroker(f"redis://127.0.0.1:{port}")
-        with pytest.raises(BrokerUnavailable, match="does not speak Redis"):
-            await broker.start()
-        await broker.close()
-        listener.close()
+        async with listening(answer) as port:
+            broker = RedisStreamsBroker(f"redis://127.0.0.1:{port}")
+            with pytest.raises(BrokerUnavailable, match="does not speak Redis"):
+                await broker.start()
+            await broker.close()

@@ -79,7 +79,8 @@ class Process:
 
     @staticmethod
     def _keep(stream: Any, lines: list[str]) -> None:
-        lines.extend(iter(stream.readline, ""))
+        with stream:
+            lines.extend(iter(stream.readline, ""))
 
     @property
     def pid(self) -> int:
@@ -102,8 +103,7 @@ class Process:
 
     def wait(self, within: float = 30.0) -> int:
         code = self._popen.wait(timeout=within)
-        for reader in self._readers:
-            reader.join(timeout=5)
+        self._read_to_end()
         return code
 
     def stop(self, number: int = signal.SIGTERM) -> int:
@@ -114,6 +114,11 @@ class Process:
         if self._popen.poll() is None:
             self._popen.kill()
             self._popen.wait(timeout=30)
+        self._read_to_end()
+
+    def _read_to_end(self) -> None:
+        for reader in self._readers:
+            reader.join(timeout=5)
 
 
 class Cli:

@@ -245,14 +245,13 @@ def test_dev_says_where_it_is_before_it_logs(start: Start, tmp_path: Path) -> No
     assert first.stop() == 0
     args = ["dev", "--no-samples", "--port", "0", "--store", "sqlite:///estado.db"]
     env = environment(**QUICK, ORACULO_LOG_LEVEL="debug")
-    both = Oraculo(args, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        assert both.stdout is not None
-        assert both.stdout.readline().startswith("ORÁCULO ")
-        assert any('"log.level"' in line for line in both.stdout), "it logs something after that"
-    finally:
-        both.kill()
-        both.wait(30)
+    with Oraculo(args, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as both:
+        try:
+            assert both.stdout is not None
+            assert both.stdout.readline().startswith("ORÁCULO ")
+            assert any('"log.level"' in line for line in both.stdout), "it logs something after that"
+        finally:
+            both.kill()
 
 
 def test_dev_suggests_no_request_where_nothing_is_served(start: Start) -> None:

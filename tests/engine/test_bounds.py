@@ -3,6 +3,7 @@
 import asyncio
 import errno
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from oraculo.stores.sqlite import MEMORY, SqliteStore
 from oraculo.testing.harness import Harness
 from tests.engine.workers import Journal, answer, failing_app, recording_app
 from tests.receipts import publish_but
+from tests.servers.listener import listening
 from tests.stores.started import started
 from tests.waiting import until
 
@@ -233,26 +235,25 @@ async def test_nobody_looks_out_for_runs_that_nobody_waits_for() -> None:
 async def test_a_receiver_that_drips_its_answer_does_not_hold_up_the_others() -> None:
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        while True:
-            writer.write(b"H")
-            await writer.drain()
-            await asyncio.sleep(0.05)
+        with suppress(ConnectionError):
+            while True:
+                writer.write(b"H")
+                await writer.drain()
+                await asyncio.sleep(0.05)
 
     settings = Settings(
         webhook=WebhookSettings(timeout=0.3, max_attempts=1, concurrency=1, allow=LOOPBACK),
         engine=EngineSettings(note_linger=0.005),
     )
-    server = await asyncio.start_server(drip, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-    async with Harness(settings=settings) as oraculo:
-        run = await oraculo.run({"destinos": ["escavador_a"], "timeout": 0.05, "webhook": url})
+    async with listening(drip) as port, Harness(settings=settings) as oraculo:
+        webhook = f"http://127.0.0.1:{port}/"
+        run = await oraculo.run({"destinos": ["escavador_a"], "timeout": 0.05, "webhook": webhook})
 
         async def given_up() -> bool:
             (delivery,) = (await oraculo.operations.run(run["correlation_id"])).head.deliveries
             return delivery.status == "nao_entregue" and delivery.error == "no answer in 0.3 s"
 
         await until(given_up)
-    server.close()
 
 
 async def test_a_timer_that_breaks_the_engine_is_set_apart_and_the_others_ring(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from oraculo.testing.harness import Harness
 from oraculo.wire.naming import LONGEST_REASON
 from tests.engine.broker_stage import Durable, Told
 from tests.engine.workers import Journal, recording_app
+from tests.servers.listener import listening
 from tests.waiting import until
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -57,9 +58,8 @@ class Receiver:
 @asynccontextmanager
 async def receiving(*statuses: int) -> AsyncIterator[Receiver]:
     receiver = Receiver(list(statuses))
-    server = await asyncio.start_server(receiver.serve, "127.0.0.1", 0)
-    receiver.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/gancho"
-    async with server:
+    async with listening(receiver.serve) as port:
+        receiver.url = f"http://127.0.0.1:{port}/gancho"
         yield receiver
 
 

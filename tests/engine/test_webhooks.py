@@ -23,6 +23,7 @@ from oraculo.settings import EngineSettings, Settings, WebhookSettings
 from oraculo.testing.harness import Harness
 from tests.engine.test_deliveries import receiving
 from tests.servers.certificates import make_certificates
+from tests.servers.listener import listening
 from tests.servers.process import free_port
 from tests.waiting import until
 
@@ -49,9 +50,7 @@ async def heads(
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls, backlog=500)
-    got.port = server.sockets[0].getsockname()[1]
-    async with server:
+    async with listening(serve, ssl=tls, backlog=500) as got.port:
         yield got
 
 
@@ -67,8 +66,8 @@ async def never_to_the_point(answer: bytes) -> AsyncIterator[str]:
                 await writer.drain()
         writer.close()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    async with listening(serve) as port:
+        yield f"http://127.0.0.1:{port}/"
 
 
 @asynccontextmanager

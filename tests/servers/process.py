@@ -37,7 +37,7 @@ class Server(ABC):
     def __getstate__(self) -> dict[str, Any]:
         """For another process of the test run, which uses this server too."""
         return {
-            name: ProcessElsewhere(value.pid) if isinstance(value, subprocess.Popen) else value
+            name: _given_away(value) if isinstance(value, subprocess.Popen) else value
             for name, value in self.__dict__.items()
         }
 
@@ -140,6 +140,11 @@ class ProcessElsewhere:
         while (code := self.poll()) is None:
             time.sleep(_PAUSE)
         return code
+
+
+def _given_away(process: "subprocess.Popen[bytes]") -> ProcessElsewhere:
+    process.returncode = 0  # another process stops it; without this Popen warns that nobody did
+    return ProcessElsewhere(process.pid)
 
 
 def freeze(pid: int) -> None:

@@ -60,5 +60,11 @@ async def url(fleet: Fleet) -> str:
     return await with_schema(fleet.url("postgres"))
 
 
+async def start_once(url: str, **options: float) -> None:
+    """Start a store, and close it whether it started or not."""
+    async with opened(url, **options):
+        pass
+
+
 def opened(url: str, **options: float) -> AbstractAsyncContextManager[PostgresStore]:
     return started(PostgresStore(url, **options))

@@ -11,8 +11,8 @@ AnyStore = TypeVar("AnyStore", bound=Store)
 
 @asynccontextmanager
 async def started(store: AnyStore) -> AsyncIterator[AnyStore]:
-    await store.start()
     try:
+        await store.start()
         yield store
     finally:
         await store.close()

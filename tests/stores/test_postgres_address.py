@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
-from oraculo.stores.postgres import PostgresStore
 from oraculo.stores.postgres.address import Address, _each_host, _where, place_of
 from oraculo.testing.store_runs import assert_stored, create, make_run
 from tests.servers.fleet import Fleet
@@ -66,7 +65,7 @@ async def test_a_server_that_takes_no_writes_is_passed_by(fleet: Fleet, url: str
             await create(store, run := make_run("a"))
             await assert_stored(store, run)
         with pytest.raises(StoreUnavailable, match=f":{standby.port}/postgres is not what target_session_attrs asks"):
-            await PostgresStore(with_option(standby.url, target_session_attrs="read-write")).start()
+            await stage.start_once(with_option(standby.url, target_session_attrs="read-write"))
 
 
 async def test_a_primary_that_comes_back_is_used_again_though_a_standby_let_us_in_meanwhile(
@@ -136,7 +135,7 @@ async def test_after_a_refusal_it_goes_by_the_name_again(
 async def test_when_no_host_will_do_the_trouble_of_each_is_told(fleet: Fleet) -> None:
     closed, right = free_port(), fleet.server("postgres")
     with pytest.raises(StoreUnavailable) as trouble:
-        await PostgresStore(with_host_before(right.url, f"127.0.0.1:{closed}").replace("segredo", "errado")).start()
+        await stage.start_once(with_host_before(right.url, f"127.0.0.1:{closed}").replace("segredo", "errado"))
     refused, unknown = str(trouble.value).split("; ")
     assert refused.startswith(f"PostgreSQL at 127.0.0.1:{closed}/postgres: ")
     assert unknown.startswith(f"PostgreSQL at 127.0.0.1:{right.port}/postgres: password authentication failed")
@@ -212,7 +211,7 @@ def test_a_place_tells_nothing_of_a_password(url: str, place: str) -> None:
 )
 async def test_a_url_that_cannot_be_read_is_not_quoted(url: str) -> None:
     with pytest.raises(StoreError, match=r"\*\*\* cannot be read; .* must be percent-encoded") as refusal:
-        await PostgresStore(url).start()
+        await stage.start_once(url)
     assert "pw" not in str(refusal.value)
 
 
@@ -225,7 +224,7 @@ async def test_a_file_that_is_missing_is_named(fleet: Fleet, tmp_path: Path) -> 
     }
     for url, reason in wrong.items():
         with pytest.raises(StoreUnavailable) as trouble:
-            await PostgresStore(url).start()
+            await stage.start_once(url)
         assert str(trouble.value).endswith(reason)
 
 

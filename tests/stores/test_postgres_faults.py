@@ -11,7 +11,6 @@ import pytest
 from oraculo.core.events import Progressed, Sent
 from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
 from oraculo.ports.browse import RunQuery
-from oraculo.stores.postgres import PostgresStore
 from oraculo.stores.postgres.faults import translated
 from oraculo.testing.store_runs import assert_stored, change, changed, create, creation, load, make_run, revived
 from tests.servers.certificates import make_certificates
@@ -216,14 +215,14 @@ async def test_what_is_wrong_with_the_address_is_said_without_the_password(fleet
     }
     for url, reason in wrong.items():
         with pytest.raises(StoreUnavailable, match=reason) as trouble:
-            await PostgresStore(url, connect_timeout=2.0).start()
+            await stage.start_once(url, connect_timeout=2.0)
         assert "errado" not in str(trouble.value)
         assert "segredo" not in str(trouble.value)
 
 
 async def test_an_address_that_makes_no_sense_is_refused_for_good(fleet: Fleet) -> None:
     with pytest.raises(StoreError, match="sslmode") as refusal:
-        await PostgresStore(with_option(fleet.url("postgres"), sslmode="sometimes")).start()
+        await stage.start_once(with_option(fleet.url("postgres"), sslmode="sometimes"))
     assert not isinstance(refusal.value, StoreUnavailable)
 
 
@@ -232,7 +231,7 @@ async def test_a_server_without_a_connection_left_is_worth_a_retry(fleet: Fleet)
     name = f"crowd_{os.urandom(4).hex()}"
     await ask(server.url, f"CREATE ROLE {name} LOGIN PASSWORD 'segredo' CONNECTION LIMIT 0")
     with pytest.raises(StoreUnavailable, match="too many connections"):
-        await PostgresStore(server.url.replace("oraculo:", f"{name}:")).start()
+        await stage.start_once(server.url.replace("oraculo:", f"{name}:"))
 
 
 async def test_a_server_that_takes_no_writes_is_worth_a_retry(url: str) -> None:
@@ -311,7 +310,7 @@ async def test_a_certificate_that_is_refused_later_is_waited_for(
             with pytest.raises(StoreUnavailable, match="certificate verify failed"):
                 await store.load(["a"])
             with pytest.raises(StoreError, match="certificate verify failed") as refusal:
-                await PostgresStore(secure).start()
+                await stage.start_once(secure)
             assert not isinstance(refusal.value, StoreUnavailable)
             trusted.unlink()
             with pytest.raises(StoreUnavailable, match="root certificate file"):

@@ -85,10 +85,12 @@ async def test_a_newer_schema_is_refused_with_what_to_do(url: str) -> None:
     async with opened(url):
         pass
     await ask(url, "INSERT INTO oraculo_migrations (number, name) VALUES (99, 'tomorrow')")
-    for open_it in (PostgresStore(url).start, PostgresStore(url).migrate):
+    store = PostgresStore(url)
+    for open_it in (store.start, store.migrate):
         with pytest.raises(StoreError, match=r"newer ORÁCULO \(its schema is 99.*run that version") as refusal:
             await open_it()
         assert not isinstance(refusal.value, StoreUnavailable)
+    await store.close()
 
 
 async def test_a_migration_is_applied_whole_or_not_at_all(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +100,7 @@ async def test_a_migration_is_applied_whole_or_not_at_all(url: str, monkeypatch:
     )
     monkeypatch.setattr(schema, "migrations", lambda dialect: [*known, bad])
     with pytest.raises(StoreError, match="nowhere"):
-        await PostgresStore(url).start()
+        await stage.start_once(url)
     assert await ask(url, "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace") == []
 
 
@@ -141,7 +143,7 @@ async def test_the_tables_of_an_empty_database_may_take_longer_than_a_call(
 async def test_a_server_that_is_too_old_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(address, "OLDEST_SERVER", 99)
     with pytest.raises(StoreError, match=r"^PostgreSQL 1\d\.\d+.*; 99 or newer is needed") as refusal:
-        await PostgresStore(url).start()
+        await stage.start_once(url)
     assert not isinstance(refusal.value, StoreUnavailable)
 
 
@@ -150,7 +152,7 @@ async def test_a_database_that_cannot_hold_every_text_is_refused(fleet: Fleet) -
     address = fleet.url("postgres")
     await ask(address, f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
     with pytest.raises(StoreError, match=r"LATIN1.*make one with ENCODING 'UTF8'"):
-        await PostgresStore(address.replace("/postgres", f"/{name}")).start()
+        await stage.start_once(address.replace("/postgres", f"/{name}"))
 
 
 async def test_queries_use_an_index_and_lists_are_not_sorted(url: str) -> None:
@@ -254,7 +256,7 @@ async def test_looking_and_the_check_find_functions_that_may_not_be_called(fleet
 
 async def test_a_schema_that_is_not_there_is_named(url: str) -> None:
     with pytest.raises(StoreError, match=r"no schema of its search_path \(nowhere, Never\): CREATE SCHEMA") as refusal:
-        await PostgresStore(url.partition("search_path=")[0] + 'search_path=nowhere,"Never"').start()
+        await stage.start_once(url.partition("search_path=")[0] + 'search_path=nowhere,"Never"')
     assert not isinstance(refusal.value, StoreUnavailable)
 
 
@@ -265,12 +267,12 @@ async def test_a_schema_that_may_not_be_used_is_named_and_no_tables_are_made_bes
     await ask(server, f"REVOKE ALL ON SCHEMA {schema_name} FROM {name}")
     told = f"does not let this user use the schema {schema_name}: GRANT USAGE"
     with pytest.raises(StoreError, match=told):
-        await PostgresStore(user).start()
+        await stage.start_once(user)
     async with opened(url):
         pass
     await ask(server, f"CREATE SCHEMA AUTHORIZATION {name}")
     with pytest.raises(StoreError, match=told):
-        await PostgresStore(user.replace("search_path=", 'search_path="$user",')).start()
+        await stage.start_once(user.replace("search_path=", 'search_path="$user",'))
 
 
 async def test_a_bad_text_is_refused_and_the_connection_goes_on(url: str) -> None:

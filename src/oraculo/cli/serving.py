@@ -99,21 +99,22 @@ def serve(
     """
     collect_garbage_less_often()
     configure_logging(settings.log)
-    system = build(settings, role)
-    system.engine.parts.peers.has_apis_beside = only_health
-    app = make_app(system, workers=apps, only_health=only_health)
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=not quiet,
-        log_level="warning" if quiet else None,
-        lifespan="on",
-        timeout_graceful_shutdown=_CONNECTION_GRACE,
-    )
-    starting: Starting = app.state.starting
-    server = _Server(config, settings.api, starting, lambda: ready(system, _address(listener)), system.engine.quiesce)
     with listener:
-        _run(_serve(system, server, listener, starting, partial(greet, _address(listener))), config)
+        system = build(settings, role)
+        system.engine.parts.peers.has_apis_beside = only_health
+        app = make_app(system, workers=apps, only_health=only_health)
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=not quiet,
+            log_level="warning" if quiet else None,
+            lifespan="on",
+            timeout_graceful_shutdown=_CONNECTION_GRACE,
+        )
+        starting: Starting = app.state.starting
+        address = _address(listener)
+        server = _Server(config, settings.api, starting, lambda: ready(system, address), system.engine.quiesce)
+        _run(_serve(system, server, listener, starting, partial(greet, address)), config)
 
 
 async def _serve(
