@@ -145,6 +145,22 @@ async def test_it_is_in_trouble_until_it_takes_what_is_as_large(server: Server) 
             assert full.trouble is None
 
 
+async def test_it_is_well_once_there_is_room_though_no_command_ever_comes_again(server: Server) -> None:
+    """The runs may have ended meanwhile. A canary is published now and then."""
+    queue = fresh_name()
+    async with limited(server, LIMIT) as full:
+        await filled(full, queue)
+        await publish_all(full.broker, [Outgoing(queue, b"canary")])
+        assert "maxmemory" in str(full.trouble)
+        full.plain.config_set("maxmemory", 4 * LIMIT)
+
+        async def is_well() -> bool:
+            await publish_all(full.broker, [Outgoing(queue, b"canary")])
+            return full.trouble is None
+
+        await until(is_well, within=5, saying="it to be well")
+
+
 async def test_a_message_that_is_too_large_for_it_makes_no_outage_that_never_ends(server: Server) -> None:
     queue = fresh_name()
     async with limited(server, LIMIT) as full:

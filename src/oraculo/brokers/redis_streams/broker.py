@@ -36,7 +36,7 @@ from oraculo.brokers.redis_streams.layout import (
     table,
     text,
 )
-from oraculo.brokers.redis_streams.room import LOOKS, Room, eviction_of, size_of
+from oraculo.brokers.redis_streams.room import LOOKS, Room, eviction_of
 from oraculo.brokers.redis_streams.scripts import PAGE, REDRIVE, TIDY, UPKEEP
 from oraculo.brokers.redis_streams.server import (
     ERRORS,
@@ -133,7 +133,8 @@ class RedisStreamsBroker:
         added = [self._addition(message) for message in messages]
         names = {str(command[1]): None for command in added}
         new = [name for name in names if name not in server.known]
-        looks = self._room.looks_due(messages, asyncio.get_running_loop().time())
+        now, was_short = asyncio.get_running_loop().time(), server.trouble is not None
+        looks = self._room.looks_due(messages, now, was_short=was_short)
         replies = await self._add(looks, [group_command(name) for name in new], added)
         made, outcomes = replies[: len(new)], replies[len(new) :]
         if None in outcomes:
@@ -144,7 +145,7 @@ class RedisStreamsBroker:
         server.know(new)
         self._trimmer.note_sent(names)
         if server.trouble is not None:
-            server.note_written(max((size_of(message) for message in messages if message.leaves_room), default=0))
+            server.note_written(self._room.proven_by(messages))
         return [self._taken] * len(messages)
 
     async def consume(self, queue: str, *, prefetch: int) -> RedisConsumer:

@@ -44,9 +44,13 @@ class Room:
             return False
         return self._left - sum(size_of(message) for message in messages if message.leaves_room) <= CLOSE * self._kept
 
-    def looks_due(self, messages: Sequence[Outgoing], now: float) -> list[Command]:
-        """Return the commands that look at the memory now, to be sent with the messages."""
-        if now < self._next_look or not self._is_permitted or not any(message.leaves_room for message in messages):
+    def looks_due(self, messages: Sequence[Outgoing], now: float, *, was_short: bool) -> list[Command]:
+        """Return the commands that look at the memory now, to be sent with the messages.
+
+        After it `was_short` any message takes them along, because the command that found no room may never come again.
+        """
+        is_due = now >= self._next_look and self._is_permitted
+        if not is_due or not (was_short or any(message.leaves_room for message in messages)):
             return []
         self._next_look = now + LOOKED_EVERY
         return list(LOOKS)
@@ -67,6 +71,10 @@ class Room:
         """Record that the server refused something for want of memory: there is less than was thought."""
         if self.is_known:
             self._left = min(self._left, 0)
+
+    def proven_by(self, taken: Sequence[Outgoing]) -> float:
+        """Return how large a command finds room: as large as one that was taken, or as what the last look found."""
+        return max([0, self._left, *(size_of(message) for message in taken if message.leaves_room)])
 
     def due_for(self, refused: Iterable[Outgoing]) -> int:
         """Return the room that must be there before the server counts as usable again.

@@ -160,8 +160,8 @@ class Server:
         self._refusal = _Refusal(why, size)
         return NoRoom(why)
 
-    def note_written(self, size: int = 0) -> None:
-        """Record that the server took commands, of which the largest has that size."""
+    def note_written(self, size: float = 0) -> None:
+        """Record that the server took messages, and has room for a command of that size."""
         if self._refusal is not None and size >= self._refusal.size:
             self._refusal = None
 
