@@ -316,7 +316,7 @@ class Publisher:
             return range(len(parcels)), error, True  # the server does not say which others it took
         if batch.is_silent:
             lane.silent_until = asyncio.get_running_loop().time() + SILENT_FOR
-            return [*batch.refused, *lane.unconfirmed(batch)], _silent(queue), False
+            return [*batch.refused, *batch.returned(), *lane.unconfirmed(batch)], _silent(queue), False
         if returned := batch.returned():
             # A node may also hear of a queue a moment after it was made.
             await asyncio.sleep(VANISHED_PAUSE)
