@@ -96,9 +96,9 @@ async def test_the_time_that_quick_refusals_leave_is_a_far_hosts(url: str) -> No
     async with opened(url):
         pass  # to make the tables from far away would take long
     with Proxy(url) as far:
-        far.delay = 0.05
+        far.delay = 0.1
         all_three = url.replace(url.partition("@")[2].partition("/")[0], f"127.0.0.1:{far.port},{closed}")
-        async with opened(with_option(all_three, sslmode="disable"), connect_timeout=1.2) as store:
+        async with opened(with_option(all_three, sslmode="disable"), connect_timeout=2.4) as store:
             await create(store, run := make_run("a"))
             await assert_stored(store, run)
 
